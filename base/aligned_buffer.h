@@ -1,9 +1,9 @@
 // Host memory that O_DIRECT and DMA can use. The memory is page-aligned and zero-filled, and the
-// constructor touches all of it. The memory has 2 MiB pages where the kernel grants such pages.
-// Physically contiguous memory can double the rate at which a drive transfers. The first touch of
-// memory is 10 to 50 times slower than any later touch, so arenas are made once and divided into
-// slots. On a machine with several NUMA nodes, the huge pages of one buffer are spread evenly over
-// the nodes. A buffer has one owner, can be moved, and is not thread-safe.
+// constructor touches all of it. The memory has 2 MiB pages where the kernel grants such pages. A
+// drive can be twice as fast if the memory is physically contiguous. The first touch of memory is
+// 10 to 50 times slower than any later touch, so arenas are made once and divided into slots. On a
+// machine with several NUMA nodes, the huge pages of one buffer are spread evenly over the nodes. A
+// buffer has one owner, can be moved, and is not thread-safe.
 #pragma once
 
 #include <cstddef>

@@ -15,11 +15,12 @@ namespace sluice {
 // is also 0 if the file system has no fsync (EINVAL, ENOTSUP). `descriptor` stays open.
 int flush_file(int descriptor);
 
-// Closes a duplicate of `descriptor`, and returns the errno of that close, or 0. A network file
-// system (NFS, FUSE) writes a file's bytes whenever a descriptor of the file is closed. If such a
-// file system could not store the bytes, the close reports an error. `descriptor` stays open, and
-// keeps its locks. No duplicate can be made if the process has reached its limit of open files. In
-// that case, the result is 0, because flush_file() has already flushed the bytes.
+// Closes a duplicate of `descriptor`. Returns the errno if close() fails, and 0 otherwise. A
+// network file system (NFS, FUSE) writes a file's bytes whenever a descriptor of the file is
+// closed. If a network file system could not store the bytes, close() reports an error.
+// `descriptor` stays open, and keeps its locks. No duplicate can be made if the process has reached
+// its limit of open files. In that case, the result is 0, because flush_file() has already flushed
+// the bytes.
 int closing_error(int descriptor);
 
 // Makes the names in `folder` durable. Returns 0 or an errno, as flush_file() does. The kernel

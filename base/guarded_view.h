@@ -1,9 +1,9 @@
-// A view of memory at a second address. The owner of the memory keeps using the first address. The
-// pages of the view are accessible only between open() and close(). Any other access through the
-// view ends the process with SIGSEGV, in the instruction that made the access. So the process ends
-// if code uses memory that was already given back. The kernel protects whole pages of 4 KiB, so
-// other data on an open page is accessible, too. In /proc/PID/maps, the memory is called "sluice
-// leases".
+// A view makes memory accessible at a second address. The owner of the memory keeps using the first
+// address. The pages of the view are accessible only between open() and close(). Any other access
+// through the view ends the process with SIGSEGV, in the instruction that made the access. So the
+// process ends if code uses memory that was already given back. The kernel protects whole pages of
+// 4 KiB, so other data on an open page is accessible, too. In /proc/PID/maps, the memory is called
+// "sluice leases".
 //
 // Thread rule: any thread.
 #pragma once
@@ -21,8 +21,9 @@ class GuardedView {
   enum class Access : std::uint8_t { kRead, kWrite };
 
   // Replaces the pages of `memory` with zero-filled pages. The new pages also have a second
-  // address. The caller still owns `memory`, which must begin at a page and outlive the view.
-  // `purpose` names the memory in the error message. If `memory` is empty, the view is empty.
+  // address. The caller still owns `memory`. The memory must begin at the start of a page, and must
+  // outlive the view. `purpose` names the memory in the error message. If `memory` is empty, the
+  // view is empty.
   // Fails with kOutOfMemory if the kernel refuses to make a mapping or a memory file. If the
   // constructor fails, some pages of `memory` may be inaccessible.
   GuardedView(std::span<std::byte> memory, const char* purpose);
@@ -33,10 +34,10 @@ class GuardedView {
   bool contains(const std::byte* address) const {
     return address >= memory_.data() && address < memory_.data() + memory_.size();
   }
-  // Opens the `size_bytes` bytes of the memory that start at the address `begin`. Returns the
-  // address in the view. The same bytes may be opened several times. Each call of open() needs its
-  // own call of close(). Fails with kOutOfMemory if the kernel refuses to divide the mapping
-  // further.
+  // Opens the part of the memory that starts at the address `begin` and has `size_bytes` bytes.
+  // Returns the address in the view. The same bytes may be opened several times. Each call of
+  // open() needs its own call of close(). Fails with kOutOfMemory if the kernel refuses to divide
+  // the mapping further.
   std::byte* open(const std::byte* begin, std::uint64_t size_bytes, Access access);
   // Undoes one earlier call of open() that had the same arguments.
   void close(const std::byte* begin, std::uint64_t size_bytes, Access access) noexcept;

@@ -22,9 +22,9 @@ struct MemoryRoom {
 
 MemoryRoom memory_room();
 
-// Does the same as memory_room(), but reads other files, for tests. `proc` replaces /proc
-// ("meminfo", "self/status", "self/cgroup"), and `cgroup_root` replaces /sys/fs/cgroup. A missing
-// file sets no limit.
+// Does the same as memory_room(), but reads other files, for tests. `proc` replaces the folder
+// /proc with the files "meminfo", "self/status" and "self/cgroup". `cgroup_root` replaces the
+// folder /sys/fs/cgroup. A missing file sets no limit.
 MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_root);
 
 }  // namespace sluice

@@ -6,9 +6,10 @@
 // faster versions must give the same bits. The functions are pure, and any thread may call them.
 //
 // An element gets the code whose value is nearest to moment / scale. If two codes are equally near,
-// the element gets the lower code. A group of zeros has scale 0, and each of its codes is the code
-// of zero. If any value of a group is infinite or NaN, the scale is infinite, and all values of the
-// group are lost. In such a group, the highest code marks each element that was infinite or NaN.
+// the element gets the lower code. If all values of a group are 0, the scale is 0, and each code of
+// the group is the code of zero. If any value of a group is infinite or NaN, the scale is infinite,
+// and all values of the group are lost. In such a group, the highest code marks each element that
+// was infinite or NaN.
 #pragma once
 
 #include <cstdint>

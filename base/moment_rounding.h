@@ -1,10 +1,11 @@
-// Moments in bf16, with stochastic rounding. A value between two neighboring bf16 numbers is
-// rounded to one of them at random. The nearer number is more likely. So rounding is correct on
-// average. Small changes of a moment therefore add up over the steps. Rounding to nearest would
-// lose every small change. The random bits are a hash of the seed, the step, the tensor, and the
-// element's index in the whole tensor. So placement, block size, threads and ranks never change the
-// random bits. These functions define the result, and faster versions must give the same bits. The
-// functions are pure, and any thread may call them.
+// These functions round moments to bf16 (stochastic rounding). A value between two neighboring bf16
+// numbers is rounded to one of them at random. The value is rounded more often to the nearer of the
+// two numbers. So rounding is correct on average. Small changes of a moment therefore add up over
+// the steps. Rounding to the nearest number would lose every small change. The random bits are a
+// hash of the seed, the step, the tensor, and the element's index in the whole tensor. So
+// placement, block size, threads and ranks never change the random bits. These functions define the
+// result, and faster versions must give the same bits. The functions are pure, and any thread may
+// call them.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,8 @@ SLUICE_HOST_DEVICE constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-// The key of a step, and the key of one tensor in that step. A tensor's key is computed from the
-// tensor's position in the model.
+// The functions return the key of a step, and the key of one tensor in that step. A tensor's key is
+// computed from the tensor's position in the model.
 constexpr std::uint64_t rounding_key_of_step(std::uint64_t seed, std::uint64_t step) {
   return mix_bits(mix_bits(seed + 0x9e3779b97f4a7c15u) + step);
 }
@@ -39,8 +40,8 @@ constexpr std::uint64_t rounding_key_of_tensor(std::uint64_t key_of_step, std::u
   return mix_bits(key_of_step + (tensor + 1) * 0x9e3779b97f4a7c15u);
 }
 
-// Random bits are made from these two words. Elements whose indices differ only in the low 32 bits
-// share these words.
+// The random bits of an element are made from the two words in this struct. Two elements share both
+// words if the elements' indices differ only in the low 32 bits.
 struct RoundingWords {
   std::uint32_t first = 0;
   std::uint32_t second = 0;
@@ -62,10 +63,10 @@ SLUICE_HOST_DEVICE constexpr std::uint32_t random_bits(RoundingWords words, std:
 
 inline constexpr std::uint32_t kLargestBf16 = 0x7f7f;
 
-// `random` has 16 bits. The function adds `random` to the 16 low bits of `value`, which bf16 cannot
-// hold. If the sum overflows 16 bits, `value` is rounded away from zero. Otherwise, `value` is
-// rounded toward zero. A value that bf16 can represent does not change. A finite value stays
-// finite. Infinity and NaN do not change.
+// `random` has 16 bits. The function adds `random` to the low 16 bits of `value`. A bf16 number
+// cannot hold these bits. If the sum overflows 16 bits, `value` is rounded away from zero.
+// Otherwise, `value` is rounded toward zero. A value that bf16 can represent does not change. A
+// finite value stays finite. Infinity and NaN do not change.
 SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t random) {
   const std::uint32_t bits = bits_from_float(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;

@@ -16,7 +16,8 @@ class NormAccumulator {
   static constexpr int kLimbs = 22;
 
  public:
-  // The limbs of the fixed-point integer, and a count of the accumulators that are not finite.
+  // The array has the limbs of the fixed-point integer. The last word counts the accumulators that
+  // are not finite.
   using Words = std::array<std::uint64_t, kLimbs + 1>;
 
   // Adds one leaf, which is a sum of squares of fp32 values. So a finite leaf is zero or in
@@ -27,8 +28,8 @@ class NormAccumulator {
   // Adds all leaves of `other`.
   void merge(const NormAccumulator& other);
 
-  // The words of up to 2^32 accumulators can be added, word by word. The function of_words() then
-  // makes one accumulator that has the leaves of all these accumulators.
+  // The words of up to 2^32 accumulators can be added, word by word. From the sums, of_words()
+  // makes one accumulator that has the leaves of all added accumulators.
   Words words() const;
   static NormAccumulator of_words(const Words& words);
 

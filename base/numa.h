@@ -3,7 +3,8 @@
 // crosses another node's memory controller. So the pages of large buffers and the threads of an
 // arena are spread over all nodes. With only one node, memory and threads are not spread. A process
 // that shares its machine with others may restrict itself to the nodes near its GPU. Thread rule:
-// an object is constant after construction, and a call that binds affects only the calling thread.
+// an object is constant after construction. A call that binds a thread affects only the calling
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +34,9 @@ class NumaNodes {
   explicit NumaNodes(const std::string& synthetic);
   ~NumaNodes();
 
-  // Returns the nodes that have some of `processors`. In the result, each node has only these
-  // processors. stay_near() selects the same nodes. The result is null if no node has any of the
-  // processors.
+  // Returns the nodes that have some of `processors`. In the result, each node has only processors
+  // from `processors`. stay_near() selects the same nodes. The result is null if no node has any of
+  // the processors.
   std::unique_ptr<NumaNodes> near(const std::string& processors) const;
   // Returns whether near() made this object.
   bool is_part() const;

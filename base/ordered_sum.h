@@ -1,9 +1,9 @@
-// The sum that a reduction over ranks has to give. Element i of the target is the sum of the
-// elements i of all sources. The elements are added in fp32 in the order of the sources. The result
-// is rounded once to the target's type. The order of the additions is part of the definition. So
-// the bits of the sum do not depend on the rank that computes the sum. The bits also do not depend
-// on the division of the data. The header is in base/, because two modules need the header: gpu/
-// for its collectives, and cpu_optim/ for the functions that compute the sum.
+// This header defines the sum that a reduction over ranks must return. Element i of the target is
+// the sum of the elements i of all sources. The elements are added in fp32 in the order of the
+// sources. The result is rounded once to the target's type. The order of the additions is part of
+// the definition. So the bits of the sum do not depend on the rank that computes the sum. The bits
+// do not depend on the division of the data, either. The header is in base/, because two modules
+// need the header: gpu/ for its collectives, and cpu_optim/ for the functions that compute the sum.
 //
 // Thread rule: any thread may call a SumFunction. Two calls that run at the same time need disjoint
 // memory.

@@ -1,6 +1,7 @@
-// Reads stored elements as fp32 values, and writes fp32 values as stored elements, on the host and
-// on the device. The conversions are those of sluice/dtype.h. The C++ type of an element selects
-// the conversion. No DType value is needed. The functions are pure.
+// load() converts a stored element to fp32, and store() converts an fp32 value to a stored element.
+// The functions run on the host and on the device. The conversions are the same as in
+// sluice/dtype.h. The C++ type of an element selects the conversion. No DType value is needed. The
+// functions are pure.
 #pragma once
 
 #include <sluice/device_function.h>

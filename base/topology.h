@@ -22,8 +22,9 @@ const Topology& topology();
 unsigned granted_threads(unsigned asked);
 
 // Does the same as topology(), but reads the cgroup's limits from other files, for tests.
-// `proc_cgroup` replaces /proc/self/cgroup, and `cgroup_root` replaces /sys/fs/cgroup (v2, or v1
-// with a folder per controller). A missing file sets no limit.
+// `proc_cgroup` replaces /proc/self/cgroup, and `cgroup_root` replaces /sys/fs/cgroup.
+// `cgroup_root` has the structure of cgroup v2, or of v1 with one folder per controller. A missing
+// file sets no limit.
 Topology read_topology(const std::string& proc_cgroup, const std::string& cgroup_root);
 
 }  // namespace sluice

@@ -17,7 +17,7 @@
 
 #include "capi/call_guard.h"
 
-// A lease that the application holds, and the stream for which the lease was acquired.
+// The struct holds a lease of the application, and the stream for which the lease was acquired.
 struct HeldLease {
   sluice::Lease lease;
   sluice::StreamId stream;
@@ -91,8 +91,8 @@ using MakeDevice = std::function<EngineDevice(const Config& config)>;
 std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice_model& model,
                                            const MakeDevice& make_device);
 
-// Acquires `unit` for work on `stream`, and keeps the lease in `engine`. `call` is the name of the
-// call for messages, and `pass` is a sluice_pass.
+// Acquires `unit` for work on `stream`, and keeps the lease in `engine`. `call` is the name that
+// messages give to the call, and `pass` is a sluice_pass.
 sluice_lease acquire_for(const char* call, sluice_engine& engine, std::uint32_t unit,
                          std::int32_t pass, const Stream& stream);
 // Runs `acquire`. Returns SLUICE_PENDING if `acquire` waits for more than `milliseconds`.

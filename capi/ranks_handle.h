@@ -1,4 +1,4 @@
-// The handle of the ranks: a listening socket, and the connections to the other ranks.
+// The handle of the ranks holds a listening socket, and the connections to the other ranks.
 #pragma once
 
 #include <memory>

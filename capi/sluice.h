@@ -64,17 +64,17 @@ typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
   // The unit is frozen, and its tensors hold bytes of any kind, such as quantized weights. The
-  // engine keeps these bytes in their order, and never computes with them. A checkpoint or a
-  // durable store knows only the number of words of an opaque tensor, and compares this number with
-  // the model. A word is as large as a parameter. The number of bytes is rounded up to whole words.
-  // Only the caller can compare the types and shapes of opaque tensors.
+  // engine keeps these bytes in their order, and never computes with them. For an opaque tensor, a
+  // checkpoint or a durable store records only the length in words. The engine compares this length
+  // with the model. A word is as large as a parameter. The number of bytes is rounded up to whole
+  // words. Only the caller can compare the types and shapes of opaque tensors.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
-// This flag can be added to a sluice_frozen. The unit is then neither in forward_order nor in
-// backward_order. The program announces each use of the unit with sluice_announce(). The experts of
-// a mixture-of-experts model are examples of announced units.
+// The flag SLUICE_ANNOUNCED can be added to a value of sluice_frozen. The unit is then neither in
+// forward_order nor in backward_order. The program announces each use of the unit with
+// sluice_announce(). The experts of a mixture-of-experts model are examples of announced units.
 #define SLUICE_ANNOUNCED 4
-// This flag can be added to a sluice_frozen that lacks SLUICE_ANNOUNCED. The unit's parameters then
+// The flag SLUICE_PINNED is only for units without SLUICE_ANNOUNCED. The unit's parameters then
 // stay in device memory. The unit's leases for forward and inference may last until the step ends.
 #define SLUICE_PINNED 8
 
@@ -219,8 +219,7 @@ sluice_status sluice_end_inference(sluice_engine* engine);
 
 // The call blocks until `unit` can be used. `pass` is SLUICE_FORWARD or SLUICE_BACKWARD in a step,
 // and SLUICE_INFERENCE in an inference. Requires: before use i of a step, the program has released
-// the lease of use i - concurrent_leases, unless that lease is on a pinned unit and not for
-// SLUICE_BACKWARD.
+// the lease of use i - concurrent_leases, unless it is a pinned unit's lease for SLUICE_FORWARD.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // After this call, the lease's memory belongs to the engine again.
@@ -235,8 +234,8 @@ sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step);
 sluice_status sluice_unit_describe(sluice_engine* engine, uint32_t unit, sluice_unit_info* info);
 sluice_status sluice_tensor_describe(sluice_engine* engine, uint32_t tensor,
                                      sluice_tensor_info* info);
-// Gives the storage traffic of a step with `micro_batches` micro-batches. Under optimizer.overlap
-// "serial", the result is exact. Otherwise the result is a prediction.
+// Gives the storage traffic of a step with `micro_batches` micro-batches. The result is exact if
+// optimizer.overlap is "serial". Otherwise the result is a prediction.
 sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_batches,
                                        sluice_traffic* traffic);
 // Returns one line for the user about the last step, or about a choice that the machine forced.
@@ -255,16 +254,16 @@ sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep
 // {"save_buffers": N}. If another save is running, the call first waits for the end of that save.
 sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
                                 const char* application);
-// `*has_one` says whether a checkpoint of sluice_begin_save() has appeared. Each checkpoint is
-// reported only once, by sluice_poll_save() or sluice_finish_save(). For a reported checkpoint,
-// sluice_saved_path() gives the path. sluice_finish_save() first waits until a running save has
-// ended. During sluice_finish_save(), no step may be active. sluice_poll_save() does not finish a
-// checkpoint. The checkpoint appears during a later call of sluice_begin_step(),
-// sluice_finish_save(), sluice_begin_save(), sluice_save(), sluice_replace_values() or
-// sluice_close(). A checkpoint that has not appeared is lost if the program ends without
-// sluice_finish_save() or sluice_close(). If a save fails, the next call of sluice_poll_save(),
-// sluice_finish_save(), sluice_begin_save() or sluice_begin_step() reports the failure. After a
-// failure, nothing of the checkpoint is left.
+// Both calls set `*has_one` to 1 if a checkpoint from sluice_begin_save() has appeared, and to 0
+// otherwise. Each checkpoint is reported only once, by sluice_poll_save() or sluice_finish_save().
+// For a reported checkpoint, sluice_saved_path() gives the path. sluice_finish_save() first waits
+// until a running save has ended. During sluice_finish_save(), no step may be active.
+// sluice_poll_save() does not finish a checkpoint. The checkpoint appears during a later call of
+// sluice_begin_step(), sluice_finish_save(), sluice_begin_save(), sluice_save(),
+// sluice_replace_values() or sluice_close(). A checkpoint that has not appeared is lost if the
+// program ends without sluice_finish_save() or sluice_close(). If a save fails, the next call of
+// sluice_poll_save(), sluice_finish_save(), sluice_begin_save() or sluice_begin_step() reports the
+// failure. After a failure, nothing of the checkpoint is left.
 sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
 // Sets the whole state from the checkpoint in `folder`. The program makes this call instead of
@@ -273,8 +272,8 @@ sluice_status sluice_restore(sluice_engine* engine, const char* folder);
 // The program makes this call instead of sluice_initialize() if the config has storage.state
 // (docs/durable.md). The call resumes from the durable store's last commit and sets `*is_new` to 0.
 // If there is no store, the call makes a store from `values` and sets `*is_new` to 1. If
-// `accepts_changes` is not 0, the call resumes even if numbers in the config differ from those of
-// the commit.
+// `accepts_changes` is not 0, the call resumes even if the config has other numbers than the
+// commit.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
 // Sets a text that is saved with the commit of each step that finishes after this call. The text
@@ -313,9 +312,9 @@ typedef struct sluice_optimizer_tensor {
   uint32_t is_on_gpu;      // not 0: only with sluice_optimizer_create_on_gpu()
 } sluice_optimizer_tensor;
 
-// One step for one tensor. The parameter and the gradient are contiguous. The optimizer owns both
-// of them until sluice_optimizer_wait() for the tensor has returned. The optimizer ignores
-// hyperparameters that its type does not use.
+// One step for one tensor. The parameter and the gradient are contiguous. The optimizer owns the
+// parameter and the gradient until sluice_optimizer_wait() has returned for the tensor. The
+// optimizer ignores hyperparameters that its type does not use.
 typedef struct sluice_update {
   void* parameter;
   const void* gradient;
@@ -332,7 +331,7 @@ typedef struct sluice_update {
 } sluice_update;
 
 typedef struct sluice_optimizer_report {
-  // The counts below begin when the optimizer is created.
+  // The following counts are 0 when the optimizer is created.
   uint64_t nvme_read_bytes;
   uint64_t nvme_write_bytes;
   uint64_t updated_elements;
@@ -346,8 +345,8 @@ typedef struct sluice_optimizer_report {
   uint32_t reserved;
 } sluice_optimizer_report;
 
-// The optimizer takes optimizer.type, optimizer.state, optimizer.rounding_seed, memory.host,
-// placement.optimizer, storage and run.threads from the config.
+// The optimizer uses these parts of the config: optimizer.type, optimizer.state,
+// optimizer.rounding_seed, memory.host, placement.optimizer, storage and run.threads.
 sluice_status sluice_optimizer_create(const char* config_json,
                                       const sluice_optimizer_tensor* tensors, uint32_t tensor_count,
                                       sluice_optimizer** optimizer);
@@ -385,13 +384,13 @@ sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
 // Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config for training on the host. In
 // messages, `file_name` is the name of the DeepSpeed config. `values_json` gives values for keys
 // that are "auto". An example is {"batch": 4, "micro_batches": 2, "lr": 1e-4}. The names are the
-// option names of `sluice config import`. If `values_json` is null, there are no values.
-// {"ranks": 2} gives the number of processes, which is 1 by default. {"hidden_size": 768} gives the
-// model's hidden size. If the persistence threshold is "auto", the threshold becomes ten times the
-// hidden size. In messages, a value has the name of its option, unless `values_json` gives another
-// name, as in {"names": {"lr": "args.learning_rate"}}. `report` is the JSON that `sluice config
-// import --json` prints. The JSON contains the config. The text is valid until the thread's next
-// call of this function. Fails with SLUICE_CONFIG; the message names everything that is refused.
+// option names of `sluice config import`. If `values_json` is null, there are no values. The value
+// "ranks" is the number of processes, and is 1 by default. The value "hidden_size" is the model's
+// hidden size. If the persistence threshold is "auto", the threshold becomes ten times the hidden
+// size. In messages, a value has the name of its option. The key "names" gives another name, as in
+// {"names": {"lr": "args.learning_rate"}}. `report` is the JSON that `sluice config import --json`
+// prints. The JSON contains the config. The text is valid until the thread's next call of this
+// function. Fails with SLUICE_CONFIG; the message names everything that is refused.
 sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
                                       const char* values_json, const char** report);
 // Gives the learning rates of updates [first, first + count) under the config's optimizer.schedule.
@@ -461,19 +460,19 @@ typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // All members clip by the group's norm, skip the same steps and keep the same loss scale. During
 // sluice_finish_step() and sluice_gradient_norm(), the engine calls `add` once, on the calling
 // thread. All members of the group have to call sluice_finish_step() and sluice_gradient_norm()
-// equally often. Another member has equal copies of the tensors in `elsewhere`, and counts its
-// copies in the norm. If `add` is null, the engine leaves the group. Must not be called while a
-// step is active. `context` must stay valid until the group ends or the engine is destroyed.
+// equally often. Another member has copies of the tensors in `elsewhere`, and counts these tensors.
+// If `add` is null, the engine leaves the group. Must not be called while a step is active.
+// `context` must stay valid until the group ends or the engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
 // Announces that the step or inference will use each of `units` once in `pass`, in the given order.
 // The new uses come after all uses that were announced before. The engine immediately begins to
 // fetch the announced units. The program has to acquire the announced units in the order of `uses`
-// before sluice_finish_step(). Other units may be acquired in between. With several ranks, all
-// ranks announce at the same point, and each rank acquires the units that any rank has announced.
-// `uses` receives the units in the order in which the program has to acquire them, and `use_count`
-// receives their number. `uses` needs room for every announced unit of the model.
+// before sluice_finish_step(). Other units may come between announced units. With several ranks,
+// all ranks announce at the same point, and each rank acquires the units that any rank has
+// announced. `uses` receives the units in the order in which the program has to acquire them, and
+// `use_count` receives their number. `uses` needs room for every announced unit of the model.
 sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
                               int32_t pass, uint32_t* uses, uint32_t* use_count);
 
@@ -522,16 +521,16 @@ typedef struct sluice_figures {
 // engine that was shown first. If an engine has no page, a note says why (sluice_next_note).
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
 
-// Waits for the gradients of this step's backward uses so far. `*norm` is the norm that
-// sluice_finish_step() would report now with this divisor. `*norm` is NaN if a gradient is not
+// Waits for the gradients of all backward uses that the step has had so far. `*norm` is the norm
+// that sluice_finish_step() would report now with this divisor. `*norm` is NaN if a gradient is not
 // finite. If the divisor is 0, the divisor of sluice_begin_step() is used. The step continues after
 // this call, even if the call fails. All ranks make this call.
 sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
-// This flag can be added to a sluice_frozen, together with SLUICE_ANNOUNCED. With several ranks,
-// only this rank has the flagged unit, for example an expert (UnitSpec::is_local). Each other rank
-// has a unit with equal shapes and different names at the same place of the model. A call of
-// sluice_announce() with local units lists only local units, and only this rank makes the call.
+// The flag SLUICE_LOCAL is only for units with SLUICE_ANNOUNCED. With several ranks, only this rank
+// has the flagged unit, for example an expert (UnitSpec::is_local). Each other rank has a unit with
+// equal shapes and different names at the same place of the model. A call of sluice_announce() must
+// not mix local units with other units. Only this rank announces the local unit.
 #define SLUICE_LOCAL 16
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
-// The optimizer's arithmetic, spread over the cores: updates, gradient accumulation and the squared
-// norm. Work is divided into chunks whose size does not depend on the number of threads. So the
-// number of threads does not change the results. The object owns a oneTBB arena.
+// This class spreads the optimizer's arithmetic over the cores. The arithmetic consists of updates,
+// gradient accumulation and the squared norm. Work is divided into chunks whose size does not
+// depend on the number of threads. So the number of threads does not change the results. The object
+// owns a oneTBB arena.
 // Thread rule: several threads may call the functions at the same time. Each call blocks until its
 // own work is done.
 #pragma once
@@ -30,8 +31,8 @@ class CpuOptimizer {
   // Requires: the distance from the start of the unit to the arrays is a multiple of 16 elements.
   // Chunks then keep their alignment.
   NewState update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
-  // The call limits the rate of later update() calls of all optimizers in this process. An update
-  // that is faster than the limit sleeps for the remaining time. The value 0 removes the limit. The
+  // After this call, all optimizers of this process run update() at a limited rate. An update that
+  // is faster than the limit sleeps for the remaining time. The value 0 removes the limit. The
   // limit is for benchmarks that need an exact rate.
   static void set_update_pace(std::uint64_t parameters_per_second) {
     pace_ = parameters_per_second;

@@ -1,4 +1,4 @@
-// These functions do the CPU's work on gradients before the optimizer runs: they accumulate
+// These functions work on gradients on the CPU, before the optimizer runs. The functions accumulate
 // gradients over micro-batches, and compute the squared norm. Results depend only on the arguments.
 // Any thread may call the functions on disjoint memory. The *_reference functions are the scalar
 // definitions. The other functions are faster and give the same bits. simd_target_name() returns
@@ -37,7 +37,7 @@ void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_c
                       NormAccumulator& total);
 
 // Returns the index of the first NaN or infinity, if any. The function may be slow, because only
-// the message about a non-finite norm needs it.
+// the message about a non-finite norm needs this index.
 std::optional<std::uint64_t> find_non_finite(DType dtype, const void* gradient,
                                              std::uint64_t element_count);
 

@@ -24,8 +24,8 @@ struct MomentCodes {
   MomentCodes from(std::uint64_t begin) const;
 };
 
-// A piecewise linear function of a value's magnitude. The result is the number of the value's code,
-// counted from the code of zero. There is one line for each power of ten.
+// A piecewise linear function of a value's magnitude. The result is the position of the value's
+// code. The code of zero has the position 0. There is one line for each power of ten.
 struct CodeLines {
   static constexpr std::size_t kCount = 7;
 
@@ -49,8 +49,8 @@ void encode_moments_reference(CodeBook book, std::span<const float> values,
                               const MomentCodes& moment);
 // Does the same as encode_moments(), but does not change values that were decoded before. If the
 // values of a group come from decode_moments(), the new codes stand for exactly these values. The
-// largest magnitude alone does not give the scale of such a group, because the lowest signed code
-// stands for -0.993.
+// largest magnitude of a decoded group does not determine the group's scale, because the lowest
+// signed code stands for -0.993.
 void encode_saved_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
 
 // Decodes elements [begin, begin + values.size()) of a run. `begin` may lie inside a group.

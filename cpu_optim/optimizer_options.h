@@ -1,5 +1,6 @@
-// Names of the optimizers, and checks of their hyperparameters. The checks are here, because the
-// update functions check nothing. The functions are pure, and any thread may call them.
+// The functions say which moments an optimizer keeps, check hyperparameters, and compute the
+// coefficients of a step. The checks are here, because the update functions check nothing. The
+// functions are pure, and any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 
 namespace sluice {
 
-// The first function returns whether `kind` keeps exp_avg. The second function returns whether
-// `kind` keeps exp_avg_sq. Every optimizer keeps at least one of the two moments.
+// Each function returns whether `kind` keeps the moment in the function's name. Every optimizer
+// keeps at least one of the two moments.
 bool keeps_exp_avg(OptimizerKind kind);
 bool keeps_exp_avg_sq(OptimizerKind kind);
 

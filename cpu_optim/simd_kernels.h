@@ -65,8 +65,8 @@ struct SimdKernels {
   // Returns the number of elements that were summed. The scalar definition handles the rest.
   std::uint64_t (*sum_vectors)(const OrderedSum& sum);
 
-  // The next functions handle all elements. They first use vectors, and then use the scalar
-  // definition for the remaining elements.
+  // The next functions handle all elements. These functions first use vectors, and then use the
+  // scalar definition for the remaining elements.
   VectorResult update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) const;
   void round_moments(const FreshMoments& moments, const UpdateArrays& target) const;
   void encode_codes(CodeBook book, std::span<const float> values, const MomentCodes& moment) const;

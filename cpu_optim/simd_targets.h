@@ -1,5 +1,5 @@
-// The instruction sets that the vector kernels are compiled for. A source includes this file before
-// <hwy/foreach_target.h>.
+// This file names the instruction sets for which the vector kernels are compiled. A source includes
+// this file before <hwy/foreach_target.h>.
 #pragma once
 
 // SVE and RVV are left out, because the kernels keep vectors in structs and arrays. A vector in a

@@ -2,9 +2,9 @@
 // gradient, updates the moments and the master, writes the compute parameter, and detects values
 // that are not finite. The call update_reference() applies the scalar definition
 // (base/optimizer_math.h) in a loop. Tests compare the results of faster code with the results of
-// update_reference(). The call update_simd() gives the same bits on every instruction set (Highway,
-// chosen at run time). The results of both functions depend only on the arguments. Any thread may
-// call the functions on disjoint memory.
+// update_reference(). The call update_simd() gives the same bits on every instruction set. Highway
+// chooses the instruction set at run time. The results of both functions depend only on the
+// arguments. Any thread may call the functions on disjoint memory.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ enum class MasterLayout : std::uint8_t {
 
 // The coefficients of one step, for one of the optimizers. The type of the coefficients selects the
 // optimizer. The *_coefficients() functions of base/optimizer_math.h make such coefficients without
-// checks; coefficients_of() makes them with checks (optimizer_options.h).
+// checks. The function coefficients_of() makes them with checks (optimizer_options.h).
 using UpdateCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                         AdagradCoefficients, SgdCoefficients>;
 
@@ -41,11 +41,11 @@ bool keeps_exp_avg(const UpdateCoefficients& coefficients);
 bool keeps_exp_avg_sq(const UpdateCoefficients& coefficients);
 
 // A run of consecutive elements with the same hyperparameters. All arrays hold `element_count`
-// elements and are updated in place. Arrays that the layout or the optimizer does not use are null.
-// A moment is stored as fp32, bf16 or codes. Both moments have the same format. If the moments are
-// codes, the run begins at the start of a group of its tensor. If the moments are bf16, `rounding`
-// holds the position of the run in the tensor. Moments in bf16 or codes are converted to fp32,
-// updated, and converted back. The weight is updated with the new fp32 moments, before these
+// elements and are updated in place. An array is null if the layout or the optimizer does not use
+// the array. A moment is stored as fp32, bf16 or codes. Both moments have the same format. If the
+// moments are codes, the run begins at the start of a group of its tensor. If the moments are bf16,
+// `rounding` holds the position of the run in the tensor. Moments in bf16 or codes are converted to
+// fp32, updated, and converted back. The weight is updated with the new fp32 moments, before these
 // moments are converted back.
 struct UpdateArrays {
   MasterLayout master_layout = MasterLayout::kFp32;
@@ -125,10 +125,10 @@ struct NonFiniteState {
 // needs it.
 NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 
-// Reads and writes the same bytes as update_simd(), in the same streams, in the same order, and
-// with the same instruction set. No byte changes, except that parameters of kFp16 become zero. No
-// update can be faster than this function, so the speed of this function is an upper limit. `seed`
-// must be 0, but the compiler must not know this value.
+// The function reads and writes the same bytes as update_simd(). The streams, the order and the
+// instruction set are also the same. No byte changes, except that parameters of kFp16 become zero.
+// No update can be faster than this function, so the speed of this function is an upper limit.
+// `seed` must be 0, but the compiler must not know this value.
 void move_like_update(const UpdateArrays& arrays, std::uint32_t seed);
 
 // Returns the name of the instruction set that update_simd() and gradient_ops.h use on this

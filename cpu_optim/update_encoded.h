@@ -50,7 +50,7 @@ inline void round_moments_reference(const FreshMoments& moments, const UpdateArr
 }
 
 // Converts `values` to fp32, stores the results in `target`, and returns `target`. `values` is null
-// if the optimizer does not keep the moment. In this case, the result is null, too.
+// if the optimizer does not keep the moment. If `values` is null, the result is null, too.
 inline float* decoded_bf16(const std::uint16_t* values, std::uint64_t count, float* target) {
   if (values == nullptr) return nullptr;
   for (std::uint64_t i = 0; i < count; ++i) target[i] = float_from_bf16(values[i]);

@@ -31,11 +31,11 @@ class WorkerArena {
 
   unsigned threads() const { return threads_; }
 
-  // Calls body(i) for each i in [0, count), in any order. Returns when all calls have returned. A
-  // body that takes two arguments is called as body(i, worker). Calls that run at the same time get
-  // different `worker` numbers, all below threads(). So `worker` can select scratch memory. If an
-  // iteration throws, iterations that have not begun are cancelled, and for_each() rethrows the
-  // exception.
+  // Calls body(i) for each i in [0, count), in any order. for_each() returns when all calls of
+  // `body` have returned. A body that takes two arguments is called as body(i, worker). If several
+  // calls run at the same time, each call gets a different value of `worker`. All values are below
+  // threads(). So `worker` can select scratch memory. If an iteration throws, iterations that have
+  // not begun are cancelled, and for_each() rethrows the exception.
   template <class Body>
   void for_each(std::uint64_t count, const Body& body) {
     publish(begun_);

@@ -43,8 +43,8 @@ struct RanksHold {
 
 enum class SaveWait : std::uint8_t { kNo, kYes };
 
-// The parts are built from top to bottom and destroyed from bottom to top. So as long as a part
-// exists, all parts above this part exist, too.
+// The parts are built from top to bottom and destroyed from bottom to top. So the parts above a
+// part always outlive this part.
 struct Engine::Parts {
   Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
         const QueueDecorator& decorate, Collectives* collectives);
@@ -63,7 +63,7 @@ struct Engine::Parts {
   void require_idle(const char* call);
   void require_no_state(const char* call) const;
   void require_durable(const char* call) const;
-  // Whether all ranks have the tensor.
+  // Returns whether all ranks have the tensor.
   bool is_shared(const std::string& tensor) const;
   // Describes the state of all ranks, including the local units of each rank. All ranks make this
   // call together.

@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-// Makes one system call for the next attempt at `request`. Returns the number of bytes moved, or
+// Makes one attempt at `request`, with one system call. Returns the number of bytes moved, or
 // -errno.
 std::int64_t attempt_blocking(const IoRequest& request);
 

@@ -41,8 +41,9 @@ class DirectFile {
   // Fails with kInput if the file is missing, is not a regular file, or is not writable. Also fails
   // with kUnsupported if no descriptor is left, and with kIo if the drive reports an error.
   static DirectFile open_existing(const std::string& path);
-  // Gives the file at least `size_bytes`, rounded up to whole pages. The call allocates the space
-  // as create_scratch() does, and keeps the file's contents. Requires: the file has whole pages.
+  // Makes the file at least `size_bytes` long, rounded up to whole pages. The call allocates the
+  // space as create_scratch() does, and keeps the file's contents. Requires: the size of the file
+  // is a whole number of pages.
   // Fails with the errors of create_scratch(). After a failure, the file has its former size.
   void extend(std::uint64_t size_bytes);
   // Undoes extend() by shortening the file to `size_bytes`.

@@ -36,9 +36,9 @@ class Handover {
   // From this call on, take() returns true and wake_descriptor() is readable.
   void stop();
 
-  // Returns a blocking eventfd. The owner sleeps while it reads this eventfd. A read of 8 bytes
-  // blocks until there is a request for take(). A call of stop() also ends the read. The descriptor
-  // is valid while this object lives.
+  // Returns a blocking eventfd. The owner sleeps while it reads this eventfd. The owner reads 8
+  // bytes. This read returns when there is a request for take(). A call of stop() also ends the
+  // read. The descriptor is valid while this object lives.
   int wake_descriptor() const { return wake_.get(); }
 
  private:

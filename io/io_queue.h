@@ -1,6 +1,6 @@
 // The interface to the kernel's storage I/O.
 // The caller submits requests. The queue reports completions on a thread that the queue chooses.
-// - sync_queue is the reference, with plain pread and pwrite.
+// - sync_queue is the reference queue, and makes plain calls of pread and pwrite.
 // - thread_queue makes the same calls on threads, for machines that do not allow io_uring.
 // - uring_queue uses io_uring.
 // - drive_queues combines several queues, one per drive.
@@ -12,9 +12,9 @@
 // queue that calls them.
 // Invariants: every request completes exactly once. If a completed request has no errno, all of its
 // bytes have moved. Short transfers are resumed. After EINTR and EAGAIN, a transfer is retried a
-// limited number of times. A read that reaches the end of the file ends with EIO. Waiting requests
-// of higher priority start first. Requests of the same priority start in the order of arrival. No
-// request starves (pending_list.h).
+// limited number of times. A read that reaches the end of the file ends with EIO. A waiting request
+// starts before all waiting requests of lower priority. Requests of the same priority start in the
+// order of arrival. No request starves (pending_list.h).
 #pragma once
 
 #include <cstddef>
@@ -38,9 +38,9 @@ inline constexpr std::size_t kIoPriorities = 3;
 // caller must not move or change the request or `data`. For files opened with O_DIRECT, offset,
 // length and address are multiples of DirectFile::alignment_bytes(). A flush has no data and no
 // length. A flush covers each write to the same file, if the write had completed before the flush
-// was submitted. The covered writes may come from any queue. A flush does not cover a write that
-// completes after the flush was submitted. After a failed flush, the success of a later flush
-// proves nothing, because the kernel may have dropped the pages.
+// was submitted. The writes that a flush covers may come from any queue. A flush does not cover a
+// write that completes after the flush was submitted. After a failed flush, the success of a later
+// flush proves nothing, because the kernel may have dropped the pages.
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   IoPriority priority = IoPriority::kNormal;
@@ -50,7 +50,8 @@ struct IoRequest {
   std::byte* data = nullptr;
   std::uint64_t length_bytes = 0;
 
-  // Called once, after `error` has been set. From this call on, the request may be reused or freed.
+  // The queue calls this function once, after `error` has been set. As soon as this call begins,
+  // the request may be reused or freed.
   void (*on_complete)(IoRequest& request) = nullptr;
   void* context = nullptr;  // for on_complete; the queue does not touch it
 
@@ -60,7 +61,7 @@ struct IoRequest {
   std::uint64_t started_ns = 0;         // trace_now_ns() when the drive was first asked
   std::uint64_t moved_ns = 0;           // trace_now_ns() after the drive's last byte
 
-  // Used by the queue while the request is in flight.
+  // The queue uses the next members while the request is in flight.
   std::uint32_t attempts = 0;
   std::uint64_t ticket = 0;
   IoRequest* next = nullptr;
@@ -99,8 +100,8 @@ class IoQueue {
   // Returns the counts so far. For a successful transfer, the count of bytes is the length that the
   // caller asked for.
   virtual IoCounters counters() const = 0;
-  // Returns the counts of the requests whose IoRequest::drive is `drive`. A queue that does not
-  // distinguish drives counts every request as a request of drive 0.
+  // Returns the counts of the requests for drive number `drive` (IoRequest::drive). A queue that
+  // does not distinguish drives counts every request as a request of drive 0.
   virtual IoCounters drive_counters(std::uint32_t drive) const {
     return drive == 0 ? counters() : IoCounters{};
   }
@@ -108,7 +109,7 @@ class IoQueue {
   virtual std::string_view name() const = 0;
 
   // Returns a line of text for the user. The line names a feature that this queue cannot use on
-  // this machine, and the reason. The line is empty if there is no such feature.
+  // this machine, and gives the reason. The line is empty if there is no such feature.
   virtual std::string_view note() const { return {}; }
 };
 
@@ -119,8 +120,8 @@ struct IoQueueOptions {
   // flight at the same time. So the engine's scheduler never waits for a drive.
   std::uint32_t backlog = 0;
   // Memory that most requests use. With uring_queue, the kernel pins this memory only once, and not
-  // again for every request. If the kernel refuses, note() tells the reason, and nothing else
-  // changes. The memory must outlive the queue.
+  // again for every request. If the kernel refuses to pin the memory, note() gives the reason, and
+  // nothing else changes. The memory must outlive the queue.
   std::span<std::byte> memory = {};
   // Descriptors of the files that most requests use. uring_queue registers these descriptors with
   // the kernel. The descriptors must stay open while the queue lives.

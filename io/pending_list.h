@@ -1,10 +1,10 @@
-// The requests that one queue has not started yet, sorted by priority. Requests of higher priority
-// leave first. Requests of the same priority leave in the order of arrival. The list links the
-// requests themselves. So the list needs no memory of its own, and has no limit.
+// This list holds the requests that one queue has not started yet. Requests of higher priority
+// leave first. Requests of the same priority leave in the order of arrival. Each request contains
+// the link to the next request. So the list needs no memory of its own, and has no limit.
 //
 // Thread rule: a list is not thread-safe, and each queue guards its own list.
-// Invariant: no request starves. Suppose that kPassedOverMax requests in a row have overtaken the
-// waiting requests of one priority. Then a request of the overtaken priority goes next.
+// Invariant: no request starves. If kPassedOverMax requests in a row have overtaken a waiting
+// priority, a request of this priority goes next.
 //   Example: the depth is 1. There is one low request, and high requests come without end. Then 16
 //   high requests go first, and the low request goes next.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// With a larger number, urgent requests wait for less time, but a write-back waits longer while
-// there are many reads.
+// A larger number lets urgent requests wait for less time. A write-back then waits longer if there
+// are many reads.
 inline constexpr std::uint32_t kPassedOverMax = 16;
 
 // A request and its ticket in the queue's ledger. The request belongs to the caller and must stay

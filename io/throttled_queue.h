@@ -5,14 +5,15 @@
 // bandwidth and latency if the real drive is clearly faster. The emulated drive works on one read
 // and one write at a time. With half duplex, the emulated drive works on only one request at a
 // time. The drive takes requests in the order of their priorities. Requests of the same priority
-// are taken in the order of arrival. The bytes of a request move at the given rate. The request
-// completes `latency_ns` after its bytes have moved, so requests complete in the order in which the
-// drive took them. All times are computed from the times of arrival, not from the times at which
-// threads wake up. So delays do not add up. Waiting uses no processor time.
+// are taken in the order of arrival. The bytes of a request move at the given rate. A request
+// completes `latency_ns` after the transfer of its bytes. So the drive completes requests in the
+// same order in which the drive takes requests. All times are computed from the times of arrival,
+// not from the times at which threads wake up. So delays do not add up. Waiting uses no processor
+// time.
 //
 // Thread rule: the same as for IoQueue. Callbacks run on a thread of this queue, in order of
-// completion. Invariants: the same as for IoQueue. The owner of a request sees the real queue's
-// result (bytes, errno).
+// completion. Invariants: all invariants of IoQueue hold for this queue, too. The owner of a
+// request sees the real queue's result (bytes, errno).
 #pragma once
 
 #include <cstdint>

@@ -54,8 +54,8 @@ std::string_view name_of(TraceKind kind);
 
 inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or use
 
-// These are the values of TraceRecord::detail. A value says what was moved, or which operation a
-// collective made.
+// These are the values of TraceRecord::detail. Each value names the moved data, or the operation of
+// a collective.
 inline constexpr std::uint8_t kTraceParameters = 0;  // the plane of transfers and copies
 inline constexpr std::uint8_t kTraceOptimizerState = 1;
 inline constexpr std::uint8_t kTraceActivations = 2;
@@ -105,7 +105,7 @@ using TraceCounts = std::array<TraceCount, kTraceKinds>;
 // The totals of each kind of record since the process began.
 TraceCounts trace_counts();
 
-// --- Records, while a trace runs.
+// --- Records, which are kept only while a trace runs.
 
 // Adds `text` to the file under the name `name`. For example, the text may be the config. Does
 // nothing if the trace has no file. A name has at most 16 bytes. A text of more than 256 MiB is
@@ -146,10 +146,10 @@ inline void trace_begin(TraceRecord record) {
 }
 
 // While this object lives and a trace goes to a file, the drainer's thread calls `poll` about every
-// 25 ms. After these calls, the drainer writes the new records immediately. `poll` records the
-// spans whose end no other thread observes. Once the destructor has returned, `poll` is not running
-// and is never called again. `poll` must not make or destroy a TracePoll, and must not start or
-// stop a trace.
+// 25 ms. After the calls of all `poll` functions, the drainer writes the new records immediately.
+// `poll` records the spans whose end no other thread observes. Once the destructor has returned,
+// `poll` is not running and is never called again. `poll` must not make or destroy a TracePoll, and
+// must not start or stop a trace.
 class TracePoll {
  public:
   explicit TracePoll(std::function<void()> poll);

@@ -42,8 +42,8 @@ static_assert(sizeof(TraceBlockHeader) == kTraceAlignBytes);
 
 std::uint64_t trace_checksum(const TraceBlockHeader& header, std::span<const std::byte> payload);
 
-// The text of the section "sluice-trace", as JSON. The text contains the version, the layout of a
-// record, the names of kinds and reasons, and this process's clocks, host and rank.
+// Returns the text of the section "sluice-trace", as JSON. The text contains the version, the
+// layout of a record, the names of kinds and reasons, and this process's clocks, host and rank.
 std::string trace_description(const TraceOptions& options);
 
 }  // namespace sluice

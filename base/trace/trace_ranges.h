@@ -1,9 +1,9 @@
-// Shows the spans of a trace as NVTX ranges while the spans run. NVIDIA's Nsight shows the ranges
-// next to the GPU's work. The ranges have the same names as the spans in a trace. Ranges are off by
-// default, and NVTX is not loaded while ranges are off. While ranges are on, their cost depends on
-// the tool that listens. These operations have ranges: steps, acquire(), finish(), transfers,
-// copies, updates, norms and collectives. The computation under a lease has a range, too. This
-// range lasts while the application enqueues the computation.
+// These functions show the spans of a trace as NVTX ranges while the spans run. NVIDIA's Nsight
+// shows the ranges next to the GPU's work. The ranges have the same names as the spans in a trace.
+// Ranges are off by default, and NVTX is not loaded while ranges are off. While ranges are on,
+// their cost depends on the tool that receives the ranges. These operations have ranges: steps,
+// acquire(), finish(), transfers, copies, updates, norms and collectives. The computation under a
+// lease has a range, too. This range lasts while the application enqueues the computation.
 //
 // Thread rule: any thread may call these functions, and a range may begin on one thread and end on
 // another.
@@ -23,8 +23,8 @@ namespace sluice {
 // Fails with kUnsupported if this build has no NVTX.
 void enable_trace_ranges();
 
-// Sets the names of the units, by unit index. Must be called before the first range of a unit
-// begins. Does nothing unless ranges are on.
+// Sets the names of the units, by unit index. The function must be called before the first range of
+// a unit begins. The function does nothing if ranges are off.
 void name_trace_units(const std::vector<std::string>& names);
 
 enum class TraceRangeId : std::uint64_t { kNone = 0 };
@@ -36,7 +36,7 @@ TraceRangeId start_nvtx_range(const TraceRecord& record);
 void end_nvtx_range(TraceRangeId range);
 
 // Begins a range for `record`. The range shows the record's kind. The range also shows the record's
-// step, unit and detail if that kind uses these fields.
+// step, unit and detail if the record's kind uses these fields.
 inline TraceRangeId begin_trace_range(const TraceRecord& record) {
   // A relaxed load is enough, because no data depends on the flag.
   return trace_ranges_are_on.load(std::memory_order_relaxed) ? start_nvtx_range(record)

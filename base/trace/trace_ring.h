@@ -30,12 +30,12 @@ class TraceRing {
 
   void append(const TraceRecord& record) {
     const std::uint64_t head = head_.load(std::memory_order_relaxed);  // written by this thread
-    // The order is acquire, because the writer must not reuse a place before the reader has
-    // finished with the place. The reader advances the tail only about ten times per second, so the
-    // tail is usually in this thread's cache.
+    // The load uses the memory order acquire, because the writer must not reuse a place before the
+    // reader has finished with the place. The reader advances the tail only about ten times per
+    // second, so the tail is usually in this thread's cache.
     const std::uint64_t tail = tail_.load(std::memory_order_acquire);
     if (head - tail == capacity_) {
-      // The order is relaxed, because only this thread writes the count.
+      // The memory order is relaxed, because only this thread writes the count.
       lost_.store(lost_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       return;
     }

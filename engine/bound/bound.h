@@ -25,7 +25,7 @@ StepCost bound_step(const StepShape& shape, OverlapPolicy policy);
 // Returns T_min, the busy time of the scarcest resource. T_min is computed for the
 // policy that moves the fewest bytes.
 StepCost minimum_step(const StepShape& shape);
-// Computes T_min from the T_bounds of all policies that have a T_bound.
+// Computes T_min from `bounds`, which has one T_bound for each possible policy.
 StepCost minimum_of(std::span<const StepCost> bounds);
 
 }  // namespace sluice

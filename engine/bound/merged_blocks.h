@@ -1,9 +1,9 @@
 // The cost of a planned step that has very many blocks. Neighboring blocks of a unit have the same
 // size and the same homes. So the simulation merges `factor` neighboring blocks into one block that
-// is `factor` times as large. The sizes of the buffers in bytes stay the same. A storage request of
-// a merged block has `factor` times the latency. So the merged step is a coarser version of the
-// true step. In tests, the time of the merged step is within 1 % of the true time. The function is
-// pure, and any thread may call it.
+// is `factor` times as large. Every buffer keeps its size in bytes. The latency of a storage
+// request is `factor` times as long for a merged block as for a single block. So the merged step is
+// a coarser version of the true step. In tests, the time of the merged step is within 1 % of the
+// true time. The function is pure, and any thread may call it.
 #pragma once
 
 #include <cstdint>

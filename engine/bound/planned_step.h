@@ -16,15 +16,15 @@
 namespace sluice {
 
 // Uses that the step announces. These uses come before use number `before_use` of the step's
-// schedule. The step announces the uses before use number `announced_before`, and this number is at
-// most `before_use`.
+// schedule. The announcement comes before use number `announced_before`, and this number is at most
+// `before_use`.
 struct PlannedAnnouncement {
   std::uint32_t before_use = 0;
   std::uint32_t announced_before = before_use;
   Pass pass = Pass::kForward;
   std::vector<UnitId> units;
-  // Under optimizer.untouched "lazy", this is the number of updates that each unit has missed when
-  // the step begins. Each unit makes up for these updates before the step's first use of the unit.
+  // The number of updates that each unit has missed when the step begins, if optimizer.untouched is
+  // "lazy". Each unit makes up for these updates before the step's first use of the unit.
   std::uint32_t missed_updates = 0;
 };
 

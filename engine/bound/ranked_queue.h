@@ -1,6 +1,6 @@
-// A queue whose items leave in the order of their ranks, lowest rank first. Most items of one
-// urgency also arrive in the order of their ranks. These items form one line per urgency. Only the
-// other items are sorted.
+// This queue returns items in the order of their ranks, and the lowest rank comes first. Most items
+// with the same urgency also arrive in the order of their ranks. The queue keeps these items in one
+// line for each urgency. Only the other items are sorted.
 //
 // Thread rule: one thread.
 // Invariant: the items of each line are in the order of their ranks.

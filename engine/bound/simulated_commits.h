@@ -34,8 +34,8 @@ class SimulatedCommits {
   void step_began();
   // Returns whether the commit may wait for the fetches of the step (engine/plan/commit_turn.h).
   bool may_wait() const;
-  // Starts one save or one commit, if any may start now. The commit of `held_version` is not
-  // started.
+  // Starts one save or one commit if a save or a commit may start now. The commit of `held_version`
+  // is not started.
   bool pump(std::uint64_t held_version);
   // Handles the end of a job that belongs to a save or a flush.
   void end(const SimulatedJob& job);

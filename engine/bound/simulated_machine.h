@@ -1,11 +1,11 @@
 // The machine on which the bound's simulation runs. The machine has resources, and computes from
 // rates how long a job takes. The machine keeps a calendar of the ends of jobs, and an account of
 // time and bytes. Each resource serves one job at a time and never interrupts a job. The waiting
-// job with the lowest rank is served first. Only the ranks decide the order of jobs. So equal times
-// always give equal schedules.
+// job with the lowest rank is served first. The order of jobs depends only on the ranks of the
+// jobs. So equal times always give equal schedules.
 //
 // Times are whole numbers of ticks, so that sums of times have no rounding errors. A tick is a
-// nanosecond. A tick is longer only for steps that take years.
+// nanosecond. A tick is longer than a nanosecond only if the steps take years.
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Invariant: all jobs that end at one instant have ended before any resource starts its next job.
@@ -23,8 +23,8 @@
 
 namespace sluice {
 
-// The kinds of jobs. Each comment says what has happened when the job ends, and names the job's
-// subject.
+// The kinds of jobs. Each comment says what has happened when the job ends. Each comment also names
+// the subject of the job, for example a block.
 enum class SimulatedTask : std::uint8_t {
   kFetch,       // a block's parameters are in its slot
   kCopyUp,      // a block of a fetch has been copied to the device
@@ -90,7 +90,8 @@ class SimulatedMachine {
 
   // Adds all running and all waiting jobs to `state`. Requires: there is no write cache.
   void add_to(SimulatedState& state) const;
-  // Returns the cost since the start. The member step_s of the result is the present time.
+  // Returns the simulation's time and bytes since the start. The member step_s of the result is the
+  // present time.
   StepCost account() const;
 
  private:

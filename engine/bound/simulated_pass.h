@@ -27,7 +27,7 @@ class SimulatedPass {
   SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
                 SimulatedSlots& slots, SimulatedCommits& commits);
 
-  // The call frees the slot of each lane whose block has reached its home at this instant. Returns
+  // If a lane's block has reached its home at this instant, the call frees the lane's slot. Returns
   // false if there is no such lane.
   bool settle();
   // Gives one block its turn, if a block may have its turn now.
@@ -36,8 +36,8 @@ class SimulatedPass {
   bool pump_writes();
   // The call records that a commit has saved the block. The block may then be updated again.
   void saved(std::uint32_t block);
-  // Starts the next update of a block in a lane, if possible. Called only when no other job can
-  // start.
+  // Starts the next update of a block in a lane, if possible. The function is called only when no
+  // other job can start.
   bool pump_adam();
 
   // The call records that the block's parameters have arrived in its slot.
@@ -51,13 +51,14 @@ class SimulatedPass {
   // device.
   std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
   bool has_updated(UnitId unit, std::uint64_t steps) const;
-  // Returns whether `steps` updates of every block are at home.
+  // Returns whether the results of `steps` updates of every block have reached the blocks' homes.
   bool is_home(std::uint64_t steps) const {
     return home_ == steps * trained_blocks_ && updated_on_device_ == steps * device_blocks_;
   }
 
-  // Adds the pass's state at the beginning of step `step` to `state`. Requires: no lane's block
-  // has reached its home at this instant, and no store waits for a commit.
+  // The function is called when step `step` begins, and adds the state of the pass to `state`.
+  // Requires: no lane's block has reached its home at this instant, and no store waits for a
+  // commit.
   void add_to(SimulatedState& state, std::uint64_t step) const;
 
  private:

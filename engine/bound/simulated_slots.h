@@ -1,7 +1,7 @@
 // Simulates the parameter slots for the bound, by the rules of engine/flow/parameter_slots.h. A
-// block has at most one slot, which fetches and lanes share. One slot is reserved for each lane.
-// Some slots may keep their bytes for a later user. If several users leave at the same instant,
-// they leave in a fixed order, after all other events of this instant.
+// block has at most one slot. The fetches and the lanes share this slot. One slot is reserved for
+// each lane. Some slots may keep their bytes for a later user. If several users leave at the same
+// instant, they leave in a fixed order, after all other events of this instant.
 //
 // Thread rule: one thread, because one simulation owns the object.
 #pragma once
@@ -31,8 +31,8 @@ class SimulatedSlots {
   // block. Returns false if no slot is available now.
   bool take(std::uint32_t block, SimulatedUser user);
 
-  // Removes a user of the block's slot at the next settle(). `keep` is true if the bytes will be
-  // used again.
+  // The next settle() removes a user of the block's slot. `keep` is true if the bytes will be used
+  // again.
   void leave(std::uint32_t block, SimulatedUser user, bool keep) {
     leaving_.emplace_back(user, block, keep);
   }

@@ -1,8 +1,9 @@
-// Simulates the gradient drain of a step for the bound. Some gradients of the step wait on storage.
-// Only one use's gradient is drained at a time. A gradient that waits on storage is written block
-// by block, through the staging slots. In the engine, engine/flow/gradient_spill.h does the same.
+// Simulates the gradient drain of a step for the bound. Some gradients of the step stay on storage
+// until the update. The uses drain their gradients one after another. A gradient that waits on
+// storage is written block by block, through the staging slots. The engine's code for these writes
+// is in engine/flow/gradient_spill.h.
 //
-// Thread rule: one thread, because one simulation owns the object.
+// Thread rule: only one thread uses an object, because each object belongs to one simulation.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ namespace sluice {
 class SimulatedSpill {
  public:
   // `on_host` is called if the next gradient to drain waits in host memory. `on_left` is called
-  // when a gradient that waits on storage has left its slot. `on_home` is called when a gradient
-  // that waits on storage has been stored and added to the norm.
+  // when a gradient that waits on storage has left its slot. `on_home` is called when the whole
+  // gradient of a use is on storage and is included in the norm.
   struct Callbacks {
     std::function<void(std::uint32_t use)> on_host;
     std::function<void(std::uint32_t use)> on_left;
@@ -29,10 +30,10 @@ class SimulatedSpill {
   SimulatedSpill(const StepShape& shape, SimulatedMachine& machine, Callbacks callbacks);
 
   void add(std::uint32_t use) { uses_.push_back(use); }
-  // The call records that a gradient has arrived in host memory. The last call of on_host has named
-  // the use of this gradient.
+  // The call records that a gradient has arrived in host memory. The gradient belongs to the use
+  // that was named in the last call of on_host.
   void host_ended();
-  // Starts one block, if a block may start.
+  // Starts work on one block if the work can begin now.
   bool pump();
   // Ends a job that works on one block. SimulatedJob::subject is the number of the block.
   void end(const SimulatedJob& job);

@@ -1,6 +1,6 @@
-// A fingerprint of a simulation's state between two steps. If a value grows from step to step, only
-// the difference between this value and the present step or time is added. If a simulation comes to
-// the same state again, the simulation repeats itself from then on.
+// A fingerprint of a simulation's state between two steps. Some values grow from step to step. For
+// such a value, the caller adds only the difference between the value and the present step or time.
+// If a simulation comes to the same state again, the simulation repeats itself from then on.
 //
 // Thread rule: one thread.
 #pragma once

@@ -25,8 +25,8 @@ struct Rates {
   Duplex duplex = Duplex::kFull;
   double latency_s = 0;  // of a storage request, in addition to its transfer
   double flush_s = 0;    // how long each flush of a commit occupies the drives
-  // The size of the drives' write cache; 0 = none. A flush first writes out this cache
-  // (io/write_cache_model.h).
+  // The size of the drives' write cache. If the size is 0, there is no cache. A flush first writes
+  // out this cache (io/write_cache_model.h).
   std::uint64_t write_cache_bytes = 0;
   double up_bytes_per_second = 0;    // host to device
   double down_bytes_per_second = 0;  // device to host

@@ -21,8 +21,7 @@ class StepMean {
 
   // Called at the end of each step. `cost` is the cost of all steps so far. Returns the mean as
   // soon as the mean is known, at the latest after all steps. `state` is the state of the
-  // simulation, or empty if the state is not completely known. The mean is the same with and
-  // without states.
+  // simulation, or empty if the state is not completely known. The states do not change the mean.
   std::optional<StepCost> note(const StepCost& cost, const std::optional<SimulatedState>& state);
 
  private:

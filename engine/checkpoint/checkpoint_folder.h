@@ -36,8 +36,8 @@ std::optional<CheckpointName> checkpoint_name_from(std::string_view text);
 // Fails with kInput if `root` cannot be listed.
 std::vector<CheckpointName> list_checkpoints(const std::string& root);
 
-// A lock that lets only one process at a time write checkpoints to a folder. The lock ends with the
-// object or with the process.
+// With this lock, only one process at a time can write checkpoints to a folder. The lock ends with
+// the object or with the process.
 class CheckpointLock {
  public:
   // Makes the folder if it is missing, and removes half-written checkpoints of a killed process.
@@ -58,7 +58,8 @@ class NewCheckpoint {
  public:
   // Makes `root` if it is missing.
   // Fails with kInput if the folder cannot be used, with kNoSpace if the disk is full, and with kIo
-  // if the drive reports an error. The functions below fail with the same errors.
+  // if the drive reports an error. The functions below fail with the same errors as the
+  // constructor.
   explicit NewCheckpoint(const std::string& root);
   NewCheckpoint(const NewCheckpoint&) = delete;
   NewCheckpoint& operator=(const NewCheckpoint&) = delete;
@@ -82,7 +83,7 @@ class NewCheckpoint {
   std::string folder_;  // empty after commit() has given the name
 };
 
-// A file of a checkpoint that is being written. Any rank and any thread may write parts of the
+// The class writes one file of a new checkpoint. Any rank and any thread may write parts of the
 // file.
 class CheckpointFile {
  public:
@@ -90,8 +91,9 @@ class CheckpointFile {
   // missing if the ranks do not share `folder`.
   CheckpointFile(const std::string& folder, const std::string& name);
   // Whole pages are written without the page cache, if the file system allows such writes. If the
-  // address of `bytes` is not a multiple of a page, the call first copies these bytes to `room`. No
-  // other thread uses `room`. `room` is aligned to a page, and is at least one page long.
+  // address of `bytes` is not a multiple of the page size, the call first copies the bytes to
+  // `room`. No other thread uses `room`. `room` is aligned to a page, and is at least one page
+  // long.
   // Fails with kNoSpace if the disk is full, and with kIo if the drive reports an error.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
              std::span<std::byte> room);

@@ -3,7 +3,7 @@
 // in the folder. Each piece of a tensor has its own checksum. So a reader of a range reads only the
 // pieces that overlap the range.
 //
-// Thread rule: plain data and pure functions.
+// Thread rule: the structs are plain data, and the functions are pure.
 #pragma once
 
 #include <cstdint>

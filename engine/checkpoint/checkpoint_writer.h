@@ -51,13 +51,13 @@ class CheckpointWriter {
   // Fails with the errors of CheckpointFile. The message names the file.
   void write(const BlockView& view, std::uint32_t thread, std::span<std::byte> room);
   std::uint64_t room_bytes() const { return room_.size_bytes(); }
-  // Any thread may call this function after the last write(). On return, the data that this rank
-  // has written is on the drive.
+  // Any thread may call this function after the last write(). When the call returns, all data that
+  // this rank has written is on the drive.
   // Fails with kIo if the drive reports an error. The message names the file.
   void sync();
-  // Gives the checkpoint its name. If this rank has not written its part, `failure` says why. If
-  // the checkpoint is for ranks that are not running, `application` has one text of the application
-  // for each rank. These texts replace SaveOptions::application.
+  // Gives the checkpoint its name. If this rank has not written its part, `failure` says why. A
+  // checkpoint may be for ranks that are not running. `application` then contains one application
+  // text for each rank. These texts replace SaveOptions::application.
   // Fails with the errors of begin(), and with `failure`.
   SavedCheckpoint finish(const std::optional<Error>& failure,
                          std::vector<std::string> application = {});

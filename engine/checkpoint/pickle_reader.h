@@ -27,7 +27,7 @@ struct PickleSequence {
 struct PickleDictionary {
   std::vector<std::pair<PickleObject, PickleObject>> items;
 };
-// Describes the entry of the archive that contains the elements of a tensor.
+// Describes the archive's entry that contains the elements of a tensor.
 struct PickleStorage {
   std::string type;  // "torch.FloatStorage"
   std::string key;

@@ -1,7 +1,7 @@
 // A cache of those pieces of a checkpoint that were read last. Blocks and pieces may begin at
-// different elements, so neighboring ranges may need the same piece. The cache avoids a second read
-// of such a piece. Pieces in use always stay in memory. The cache holds a few pieces. The number of
-// pieces grows if threads use many pieces at the same time.
+// different elements, so neighboring ranges may need the same piece. The cache keeps a piece that
+// two ranges share, so that the piece is read only once. Pieces in use always stay in memory. The
+// cache holds a few pieces. The number of pieces grows if threads use many pieces at the same time.
 //
 // Thread rule: any thread. If several threads want the same piece, one thread reads the piece and
 // the other threads wait.

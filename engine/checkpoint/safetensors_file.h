@@ -4,7 +4,7 @@
 // memory. A mapped file would count as memory of the process. If a mapped file were truncated,
 // SIGBUS would end the process.
 //
-// Thread rule: constant after construction; any number of threads may read.
+// Thread rule: the object is constant after construction, so any number of threads may use it.
 #pragma once
 
 #include <cstddef>
@@ -41,13 +41,13 @@ class SafetensorsFile {
   const std::map<std::string, Entry>& entries() const { return entries_; }
   // Finds a tensor of any type. The result is null if no tensor has the name `name`.
   const Entry* find(const std::string& name) const;
-  // The call copies bytes [first_byte, ...) of a tensor.
+  // The call fills `bytes` with bytes of a tensor, beginning with byte `first_byte`.
   // Fails with kInput if the file has been truncated since construction, and with kIo if the drive
   // reports an error.
   // Requires: `entry` belongs to this file, and the range is inside the tensor.
   void read_bytes(const Entry& entry, std::uint64_t first_byte, std::span<std::byte> bytes) const;
 
-  // The call copies bytes [offset_bytes, ...) of the file.
+  // The call fills `bytes` with bytes of the file, beginning with byte `offset_bytes`.
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
   // Does the same as read_at(), but does not use the page cache if the file system allows such
   // reads. These reads run at the rate of the drive, and do not displace other files from the page
@@ -61,7 +61,7 @@ class SafetensorsFile {
   bool has(const std::string& name) const;
   // Fails with kInput if no F32 tensor has the name `name`.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
-  // The call copies elements [first_element, ...) to `values`.
+  // The call fills `values` with elements of the tensor, beginning with element `first_element`.
   // Fails with kInput if the name is unknown or if the file has been truncated since construction.
   // Also fails with kIo if the drive reports an error.
   // Requires: the range is inside the tensor.

@@ -1,7 +1,7 @@
-// The JSON header of a safetensors file, which lists the tensors and their places. The parser reads
-// the header in one pass, and fails at the first text that is outside the format. So the length of
-// a header limits the time and the memory that the parser needs, even if the header is damaged or
-// hostile.
+// The JSON header of a safetensors file. The header lists the tensors and their places. The parser
+// reads the header in one pass, and fails at the first text that is outside the format. So the
+// length of a header limits the time and the memory that the parser needs, even if the header is
+// damaged or hostile.
 //
 // Thread rule: the functions are pure.
 #pragma once

@@ -36,7 +36,7 @@ class TorchFile {
   // The call copies elements [first_element, ...) as fp32.
   // Fails with:
   // - kInput: the elements are not of a 16-bit or 32-bit float type, or the range goes beyond the
-  //   end.
+  //   tensor's last element.
   // - kDamaged: the elements do not match their checksum.
   // - kIo: the drive reports an error.
   void read(std::uint64_t first_element, std::span<float> values);

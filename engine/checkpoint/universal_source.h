@@ -1,7 +1,7 @@
 // Reads the state from a universal checkpoint of DeepSpeed, which ds_to_universal writes. Each
 // parameter has a folder with an fp32 master, moments and the step. No pickle is executed.
 //
-// Thread rule: one thread at a time.
+// Thread rule: one thread at a time may use the object.
 #pragma once
 
 #include <array>
@@ -16,16 +16,16 @@
 
 namespace sluice {
 
-// Returns the path of the folder "zero", which has the parameters. This folder lies in `folder`, or
-// in the folder of the tag that "latest_universal" names. Returns nothing if `folder` is not a
-// universal checkpoint.
+// Returns the path of the folder "zero", which has the parameters. The folder "zero" lies either in
+// `folder`, or in a subfolder that the file "latest_universal" names. Returns nothing if `folder`
+// is not a universal checkpoint.
 std::optional<std::string> universal_parameters(const std::string& folder);
 
 class UniversalSource final : public StateSource {
  public:
   // `parameters` is a result of universal_parameters().
-  // Fails with kInput if the folder has no parameters, or if parameters have made different numbers
-  // of steps. The message names the file or the folder.
+  // Fails with kInput if the folder has no parameters, or if the parameters' numbers of steps
+  // differ. The message names the file or the folder.
   explicit UniversalSource(const std::string& parameters);
 
   StatePosition position() const override { return position_; }

@@ -32,8 +32,8 @@ using SchemaComplaint = std::function<void(const std::string& key, const std::st
 
 // Checks the value of `key`, and everything inside the value. An empty `key` stands for the whole
 // document.
-// The function does not complain about unknown keys, because unknown_keys() finds all of them at
-// once.
+// The function does not complain about unknown keys, because unknown_keys() finds all unknown keys
+// at once.
 void check_against_schema(const nlohmann::json& value, const nlohmann::json& schema,
                           const std::string& key, const SchemaComplaint& complain);
 

@@ -20,8 +20,9 @@ enum class WarmupShape : std::uint8_t { kLinear, kLog };
 // The way in which updates are counted for the warm-up and the decay. With `kSluice`, the first
 // update is the first step of the warm-up, and the last update of the run is the end of the decay.
 // With `kDeepspeed`, updates are counted in the same way as in DeepSpeed's engine. That engine
-// advances its scheduler after each update. So with `kDeepspeed`, update s has the rate of the
-// scheduler's step s - 1, and the first two updates have the starting rate.
+// advances its scheduler after each update. So with `kDeepspeed`, update number s has the rate of
+// the scheduler's step number s - 1. With `kDeepspeed`, the first two updates have the starting
+// rate.
 enum class ScheduleCount : std::uint8_t { kSluice, kDeepspeed };
 
 struct ScheduleOptions {

@@ -10,7 +10,8 @@
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
 // Invariants: a block is in at most one flight at a time. The checksum of a record changes together
 // with the record's bytes. A lane that reads ahead may read a block that no job uses later. If no
-// job has used a lane's block, the block is not written back when another block takes the lane.
+// job has used the block in a lane, this block is not written back when another block gets the
+// lane.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +44,9 @@ struct DetachedJob {
 
   Kind kind = Kind::kUpdate;
   std::uint32_t block = 0;
-  // The memory for `work`, which runs on the worker's thread. If `is_fresh` is true, the record has
-  // never been changed, and consists of zeros. `place` holds the values of `remote`.
+  // The memory that the function `work` uses. This function runs on the worker's thread. If
+  // `is_fresh` is true, the record has never been changed, and consists of zeros. The staging place
+  // `place` holds the values of `remote`.
   struct Ground {
     std::byte* record = nullptr;
     bool is_fresh = false;
@@ -78,7 +80,7 @@ class DetachedFlow {
   void add(DetachedJob job) { jobs_.push_back(std::move(job)); }
   // Starts everything that can start. Returns whether anything has started.
   bool settle();
-  // Returns whether every job is done and every record is at home.
+  // Returns whether every job is done and every record has reached its home.
   bool is_idle() const { return jobs_.empty() && flights_with_job_ == 0 && !is_staging(); }
 
   // Returns true if the worker has a record, or if values are on the way to or from the device.
@@ -96,7 +98,8 @@ class DetachedFlow {
     std::optional<std::uint32_t> block;  // its record is in this place or on the way here
     std::optional<DetachedJob> job;      // empty if the block is read ahead
     bool is_moving = false;              // a transfer, or work, is under way
-    // The staging place for the values of a job on the device. The values may still be on the way.
+    // The staging place for the job's values, if the job's tensor is on a device. The values may
+    // still be on the way.
     std::optional<DetachedStaging::Place> place;
     bool is_coming = false;
     Transfer transfer;  // the request, and its data for the watch

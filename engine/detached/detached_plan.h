@@ -2,10 +2,10 @@
 // block lives. The functions are pure, and any thread may call them.
 //
 // A block's record has one or two parts. In each part, the number of elements is padded to a
-// multiple of 256. The first part has the 16-bit values that the parameter received last. A record
-// for fp32 parameters has no such part. The second part is the same record as in an engine
-// (engine/plan/layout.h). The second part has the rest of the master, and the moments in fp32, bf16
-// or 8-bit codes.
+// multiple of 256. The first part has the 16-bit values that the parameter received last. If the
+// parameters are in fp32, the record has no first part. The second part is the same record as in an
+// engine (engine/plan/layout.h). The second part has the rest of the master, and the moments in
+// fp32, bf16 or 8-bit codes.
 #pragma once
 
 #include <cstdint>

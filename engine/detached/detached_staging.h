@@ -3,8 +3,8 @@
 // each block get a place in page-locked host memory.
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
-// Invariant: after take(), a place belongs to one block. The place becomes free when `done` of
-// send() runs.
+// Invariant: after take(), a place belongs to one block. The place becomes free when the argument
+// `done` of send() is called.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// These functions work on the record of one block. They update the elements of the block, and read
-// and set parts of the record.
+// These functions work on the record of one block. The functions update the elements of the block,
+// and read or change parts of the record.
 //
 // Thread rule: the worker's thread. Work on one block is independent of work on other blocks.
 #pragma once
@@ -20,7 +20,7 @@ struct BlockOutcome {
   NewState state = NewState::kFinite;
 };
 
-// The host memory that an update of a block reads and writes, in addition to the record.
+// An update of a block reads and writes this host memory, in addition to the record.
 struct BlockValues {
   std::byte* parameter = nullptr;
   const std::byte* gradient = nullptr;
@@ -28,8 +28,8 @@ struct BlockValues {
   std::uint64_t rounding_key = 0;  // of the tensor's step, for moments in bf16
 };
 
-// Completes a new record, which consists of zero bytes. The call sets 8-bit moments to the code of
-// zero.
+// Completes a new record, in which all bytes are still zero. The call sets 8-bit moments to the
+// code that stands for the value zero.
 void make_fresh(const DetachedBlock& block, std::byte* record);
 
 // Applies an update with `coefficients` to the elements of `block`. The update runs on the threads

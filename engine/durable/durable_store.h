@@ -25,8 +25,8 @@ namespace sluice {
 class DurableStore {
  public:
   // If an old store has more copies than `placement`, the constructor sets the number of copies in
-  // `placement` to the number in the store. If an old store has fewer copies, the data files of the
-  // store get room for the missing copies. All arguments must outlive the store.
+  // `placement` to the number in the store. If an old store has fewer copies than `placement`, the
+  // store's data files get room for the missing copies. All arguments must outlive the store.
   // Fails with:
   // - kInput: another job has the store, a path lacks the store's files, or the store's model,
   //   layout or number of ranks differs.
@@ -39,16 +39,16 @@ class DurableStore {
   bool is_new() const { return start_.record.planes.empty(); }
   // The record of the commit from which the run continues. Requires: not is_new().
   const CommitRecord& record() const { return start_.record; }
-  // Returns the files and places, for Tiers. The function is called only once.
+  // Returns the files and the places that Tiers needs. The function is called only once.
   DurableHomes take_homes() { return std::move(homes_); }
   const CommitStart& start() const { return start_; }
   // Lines of text for the user.
   const std::vector<std::string>& notes() const { return notes_; }
-  // Called before another state replaces the store's state. `step` is the step of the other state.
-  // Fails with kInput if there are several ranks and this rank has a commit of that step. A crash
-  // may occur between the commits of the ranks. When ranks open a store, they compare only their
-  // step numbers. Without the check in this function, the ranks could continue from different
-  // states.
+  // This function must be called before another state replaces the store's state. `step` is the
+  // step of the other state. Fails with kInput if there are several ranks and this rank has a
+  // commit of that step. A crash may occur between the commits of the ranks. When ranks open a
+  // store, they compare only their step numbers. Without the check in this function, the ranks
+  // could continue from different states.
   void require_other_step(std::uint64_t step) const;
 
   // Returns the config's numbers that differ from the numbers in the last commit.

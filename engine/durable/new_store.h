@@ -1,10 +1,11 @@
 // Makes a durable store from the state of any source. The store is for ranks that are not running
-// yet. If the ranks ran, their engines would make the same files and the same first commit.
+// yet. The store has the same files and the same first commit as a store that the ranks' engines
+// make.
 //
 // Thread rule: one thread.
 // Invariant: the store does not exist until all of its data is durable. If the process is killed
-// earlier, files may remain. These files are removed the next time that a store of this name is
-// opened or made.
+// before all data is durable, some files may remain. These files are removed the next time that a
+// store of this name is opened or made.
 #pragma once
 
 #include <cstdint>

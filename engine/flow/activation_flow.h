@@ -22,7 +22,8 @@ namespace sluice {
 
 class ActivationFlow {
  public:
-  // All arguments must outlive the flow. The flow reports to `timeline` when computation waits.
+  // All arguments must outlive the flow. If computation waits, the flow reports the wait to
+  // `timeline`.
   ActivationFlow(const FlowParts& parts, StepTimeline& timeline);
 
   // Makes the flow follow `plan` for `step`. The plan must outlive the flow. Requires: finish() or
@@ -34,16 +35,16 @@ class ActivationFlow {
   // Fails with kInvalidArgument if an access is still held. If the engine or the device has failed
   // before, the call throws the first failure.
   void begin_again();
-  // Makes the access that comes next in the plan. Work that is enqueued on `stream` after this call
-  // may read or write the activation. The call blocks until the access's transfers are on their way
-  // to the device.
+  // Begins the next access of the plan. Work that is enqueued on `stream` after this call may read
+  // or write the activation. The call blocks until the access's transfers are on their way to the
+  // device.
   // Fails with kInvalidArgument if another access is next in the plan, or if too many accesses are
   // held. If the engine has failed before, the call throws the engine's first failure.
   LeasedActivation acquire(const ActivationRef& ref, ActivationAction action, StreamId stream);
   // Ends an access. Work that is enqueued on the access's stream after this call must not use the
   // activation.
   void release(const LeasedActivation& lease) noexcept;
-  // Fails with kInvalidArgument if accesses of the plan are missing or still held.
+  // Fails with kInvalidArgument if an access of the plan is missing or is still held.
   void require_complete() const;
   // Waits until no computation uses the window any more. Returns the numbers of bytes that have
   // been moved since the last call. Requires: the plan is complete.

@@ -7,12 +7,12 @@
 // computation waits for parameters, the copies of these parameters have priority over the copies of
 // activations.
 //
-// Thread rule: scheduler's thread, unless stated otherwise.
+// Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
 // Progress: a fetch overwrites an activation in the window. The fetch starts only after the
 // overwritten activation has been released. If the overwritten activation is still needed, the
-// fetch also waits until this activation is at home or on its way home. So a fetch holds its
-// staging slot only until the drive and the queued copies have finished. A store holds its staging
-// slot until the enqueued computation and the drive have finished.
+// fetch also waits until the transfer of this activation to its home has begun. So a fetch holds
+// its staging slot only until the drive and the queued copies have finished. A transfer to storage
+// holds its staging slot until the enqueued computation and the drive have finished.
 #pragma once
 
 #include <array>
@@ -42,7 +42,8 @@ class ActivationTransfers {
   // `parts` must outlive the object.
   explicit ActivationTransfers(const FlowParts& parts);
 
-  // Makes the object follow `plan` for `step`. The plan must outlive the object. Requires: idle().
+  // Begins the transfers that `plan` requires in `step`. The plan must outlive the object.
+  // Requires: idle().
   void begin(const ActivationPlan& plan, std::uint64_t step);
   // Called when the application has released the access.
   void release(std::uint32_t access);
@@ -53,7 +54,7 @@ class ActivationTransfers {
   void stop();
   // Whether no transfer is in flight.
   bool idle() const { return in_flight_ == 0 && stores_.empty() && arrivals_.empty(); }
-  // Whether a transfer may never end.
+  // Returns true if a transfer is stuck and might not end.
   bool is_stuck() const { return store_.is_stuck(); }
   // Forgets the activations that are on storage. No later call may load these activations.
   // Requires: idle(), or is_stuck().

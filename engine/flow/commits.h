@@ -4,8 +4,8 @@
 // the blocks whose home is storage. The home saver writes the blocks whose home is memory. The
 // commit itself, which flushes the data and writes a small record, runs during the next step.
 // A commit contains a table of the copies that belong to the commit. Until the table of a commit is
-// made, no block of a later version is written. If every copy of a block is named by a commit, the
-// next write of the block waits until the commit under way is valid.
+// made, no block of a later version is written. If every copy of a block belongs to some commit,
+// the next write of the block must wait. The write begins when the commit under way is valid.
 //
 // A flush makes read requests wait. So the commit of a step may be held back while the next step
 // fetches its units (engine/plan/commit_turn.h).
@@ -56,10 +56,10 @@ class Commits {
 
   // The optimizer pass calls the next functions, up to and including left().
   //
-  // Whether blocks may be written to storage after update number `step` has changed them. The
+  // Returns whether the blocks that update number `step` has changed may be written to storage. The
   // result is true when the tables of all earlier commits have been made.
   bool may_store(std::uint64_t step) const;
-  // Whether a commit is due after update number `step`.
+  // Returns whether a commit is due after update number `step`.
   bool is_due(std::uint64_t step) const { return step % commit_every_ == 0; }
   // Called when update number `step` has changed the block, and nothing is using the block any
   // more.
@@ -76,9 +76,9 @@ class Commits {
   // Called when a step has finished. If a commit of this step is due, the commit begins as soon as
   // possible.
   void finished(StepEnd end);
-  // Makes a commit of the last step now, even if no commit is due. Requires: all of the state is at
-  // home, and no step is active. With several ranks, count_for_all() must have been called before
-  // this call.
+  // Makes a commit of the last step now, even if no commit is due. Requires: the homes hold all of
+  // the state, and no step is active. With several ranks, count_for_all() must have been called
+  // before this call.
   void want_now();
   // Makes the first commit of the store. The commit contains the present state. The requirements
   // are the same as for want_now().
@@ -86,21 +86,22 @@ class Commits {
   // Called when all commits that this rank has made are durable on every rank.
   void count_for_all();
 
-  // Holds back the commit of `step` while the current step fetches units. `uses` is a number of
-  // unit uses, counted from the start of the current step. The hold ends when the units of all
-  // these uses have been fetched. A call of release() or a failure of the engine also ends the
-  // hold. Commits that want_now() or want_first() has requested are never held back. With several
-  // ranks, no commit is held back, because the vote on the current step waits for the commit. No
-  // commit is held back if a flush takes long compared with a step (commit_may_wait). Requires: the
-  // fetches before the end of the hold do not wait for the commit of `step`.
+  // Holds back the commit of `step` while the current step fetches units. The number `uses` counts
+  // the uses of units from the start of the current step. The commit of `step` is held back until
+  // the units of the counted uses have been fetched. After a call of release() or a failure of the
+  // engine, the commit is no longer held back. Commits that want_now() or want_first() has
+  // requested are never held back. With several ranks, no commit is held back, because the vote on
+  // the current step waits for the commit. No commit is held back if a flush takes long compared
+  // with a step (commit_may_wait). Requires: the fetches for the counted uses do not wait for the
+  // commit of `step`.
   void hold(std::uint64_t step, std::uint32_t uses);
   void release();
 
   struct Progress {
-    // Whether the results of update number `step` are on storage. The answer concerns only the
-    // blocks whose home is storage.
+    // Says whether the results of update number `step` are on storage. The function considers only
+    // the blocks whose home is storage.
     std::function<bool(std::uint64_t step)> is_stored;
-    // Whether the current step has fetched the unit of use number `use`.
+    // Says whether the current step has fetched the unit of use number `use`.
     std::function<bool(std::uint32_t use)> has_unit;
   };
   // Starts all saves and commits that can start now.
@@ -108,9 +109,9 @@ class Commits {
   // After this call, no save and no commit begins.
   void stop();
 
-  // Whether all due or requested commits are durable on this rank.
+  // Returns whether all due or requested commits are durable on this rank.
   bool is_durable() const { return wanted_.empty() && writer_.is_idle(); }
-  // Whether no commit and no save is under way.
+  // Returns whether no commit and no save is under way.
   bool is_at_rest() const { return writer_.is_idle() && saver_.is_at_rest(); }
   // The last step whose commit is durable on this rank. The result is empty if no commit is durable
   // yet.
@@ -133,7 +134,7 @@ class Commits {
     std::uint32_t uses = 0;
   };
 
-  // Whether all blocks of the commit are on storage.
+  // Returns whether all blocks of the commit are on storage.
   bool is_stored(const Wanted& wanted, const Progress& progress) const;
   bool may_begin(const Wanted& wanted, const Progress& progress);
   void begin_held();

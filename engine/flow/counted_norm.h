@@ -27,7 +27,7 @@ struct CountedTensors {
 // squares of the unit's elements [first, first + count) to `norm`. The range [first, first + count)
 // consists of whole leaves. The result is not finite if any element in [begin, begin + count) is
 // not finite, even in a tensor that another member counts. The other member's copy of the tensor
-// may differ, so the other member may not see the value.
+// may differ, so the other member cannot detect every such value.
 template <class Add>
 NormAccumulator counted_norm(const Layout& layout, const CountedTensors& counted, UnitId unit,
                              std::uint64_t begin, std::uint64_t count, const Add& add) {

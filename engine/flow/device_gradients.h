@@ -1,10 +1,10 @@
 // Gradients that wait on the device for their update. The device copies and adds these gradients.
 // The results have the same bits as results of the CPU. For the norm, the device computes the sum
-// of squares of each leaf. Only these sums are copied to the host.
+// of squares of each leaf. Only the sums of squares are copied to the host.
 //
 // Thread rule: scheduler's thread only, except where stated.
-// Progress: copies and additions wait only for earlier work on the stream. A norm also waits for
-// the worker.
+// Progress: copies and additions wait only for earlier work on the stream. The computation of a
+// norm also waits for the worker.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The update of units whose optimizer state is at home on the device. The update is enqueued on the
-// device and changes the state in place. Only later work on the same unit waits for the update. The
-// host does not wait, so these updates need no lanes. An update counts as done when it has been
+// The update of units whose optimizer state has its home on the device. The update is enqueued on
+// the device and changes the state in place. Only later work on the same unit waits for the update.
+// The host does not wait, so these updates need no lanes. An update counts as done when it has been
 // enqueued. If a weight overflows, the scheduler fails after all blocks of the unit have been
 // updated.
 //
@@ -39,7 +39,7 @@ class DeviceUpdates {
   bool is_running(UnitId unit) const { return is_running_[index_of(unit)]; }
   // Whether no update is under way.
   bool is_idle() const { return units_left_ == 0; }
-  // Whether a weight has overflowed. After an overflow, the state belongs to no step.
+  // Whether a weight has overflowed. After an overflow, the state is not the state of any step.
   bool is_damaged() const { return is_damaged_; }
 
  private:

@@ -3,21 +3,22 @@
 // a unit's first gradient of the step. Later gradients of the unit come from further micro-batches
 // and from repeated uses. The later gradients are added to the copy, with one fp32 addition and one
 // rounding per element. After the last addition, the squared norm of the sum is computed. Gradients
-// move home one at a time, in the order in which their leases are released. The schedule says which
-// gradient of a unit is the last one. After the call of close(), no more gradients come. Units
-// without a gradient then get a gradient of zeros. The drain owns the device's gradient slots.
+// move to their home one at a time, in the order in which the gradients' leases are released. The
+// schedule says which gradient of a unit is the last one. After the call of close(), no more
+// gradients come. Units without a gradient then get a gradient of zeros. The drain owns the
+// device's gradient slots.
 //
 // If there are several ranks, the ranks add up their gradients in the slot on the device. The order
 // of the additions is the order of the backward uses. The ranks add up either the gradient of each
 // use or the unit's complete sum over the step. If the ranks add up the gradient of each use, the
-// addition comes first, and the gradient moves home afterwards. If the ranks add up the complete
-// sum, this sum is first copied from its home back to the slot.
+// addition comes before the gradient's move to its home. If the ranks add up the complete sum, this
+// sum is first copied from its home back to the slot.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a gradient slot becomes free when the copies from the slot have ended. These copies
-// wait for the computation under the slot's released lease. If the gradient is added to a sum, the
-// copies also wait for a staging slot, which the worker frees. The drain never waits for the
-// prefetcher or for a later use.
+// Progress: a gradient slot becomes free when the copies from the slot have ended. The copies wait
+// until the computation that fills the slot has ended. The lease of this computation has been
+// released. If the gradient is added to a sum, the copies also wait for a staging slot, which the
+// worker frees. The drain never waits for the prefetcher or for a later use.
 #pragma once
 
 #include <cstdint>
@@ -47,18 +48,18 @@ namespace sluice {
 class GradientDrain {
  public:
   // All arguments must outlive the drain. `math` may be null if no gradient waits on the device.
-  // `on_final` runs when a unit's final gradient is at home and counted in the norm. `on_final`
-  // does not run for a gradient that is not finite. An update that does not wait for the norm must
-  // not use such a gradient.
+  // The function `on_final` runs when a unit's final gradient has reached its home and is part of
+  // the norm. `on_final` does not run for a gradient that is not finite. An update that does not
+  // wait for the norm must not use a gradient that is not finite.
   GradientDrain(const FlowParts& parts, const ResidentUnits& residents, WaitingGradients& waiting,
                 DeviceMath* math, std::function<void(UnitId)> on_final);
 
-  // Starts a step and forgets the norm of the previous step. A trace shows the number `step`. If
-  // `reduces_each` is true, the ranks add up the gradient of every use. Otherwise the ranks add up
-  // each unit's gradient only once, when this rank's sum over the step is complete. If the ranks
-  // add up only complete sums, a gradient's home has to be large enough for the whole unit. For
-  // announced units, the ranks always add up the gradient of every use, because the schedule does
-  // not say which gradient is the last. Requires: idle().
+  // Starts a step and forgets the norm of the previous step. The number `step` appears in the
+  // trace. If `reduces_each` is true, the ranks add up the gradient of every use. Otherwise the
+  // ranks add up each unit's gradient only once, when this rank's sum over the step is complete. If
+  // the ranks add up only the complete sum, the home of a gradient needs room for the whole unit.
+  // For announced units, the ranks always add up the gradient of every use, because the schedule
+  // does not say which gradient is the last. Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
   // Takes the gradient slot that has been free for the longest time. The result is empty if no slot
@@ -71,8 +72,8 @@ class GradientDrain {
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
   // Lends a place for the unit's first gradient of the step. This place is the unit's own place in
-  // the gradient set. Returns false if the place cannot be lent. The bytes of the place are zero
-  // after set_zeroed_event() has occurred. The next call of try_lend_set() records
+  // the gradient set. Returns false if the place cannot be lent. The bytes of the lent place are
+  // zero when the event set_zeroed_event() has occurred. The next call of try_lend_set() records
   // set_zeroed_event() again.
   // Requires: the unit has been updated, so no update reads this place any more.
   bool try_lend_set(UnitId unit);
@@ -101,7 +102,7 @@ class GradientDrain {
   // close() has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
-  // Whether every unit's final gradient is at home and counted in the norm.
+  // Whether the final gradients of all units have reached their home and are part of the norm.
   bool is_complete() const { return final_units_ == trained_units_; }
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
   // The reason why is_complete() is false, or why no gradient slot is free.
@@ -109,8 +110,8 @@ class GradientDrain {
   // The norm of all gradients that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
   // Requests the norms of the present gradients. The computation of the norms starts when all of
-  // these gradients are at home. The norms of final gradients are already known. Requires: after
-  // this call, release() is not called until is_measured() is true.
+  // these gradients have reached their home. The norms of final gradients are already known.
+  // Requires: after this call, release() is not called until is_measured() is true.
   void measure();
   bool is_measured() const { return !is_measuring_ && idle(); }
   // The norm of the present gradients, without the parts that other ranks own. Requires:
@@ -124,7 +125,7 @@ class GradientDrain {
   std::string describe_non_finite() const;
 
  private:
-  // One unit's gradient on its way home.
+  // A Job moves one unit's gradient to the gradient's home.
   struct Job {
     ScheduledUse use;
     bool is_first = false;  // the first gradient of the unit in the step

@@ -1,8 +1,8 @@
-// The place where a unit's gradient waits for its update. There are three kinds of homes: host
-// memory (engine/flow/host_gradients.h), device memory (engine/flow/device_gradients.h) and storage
-// (engine/flow/gradient_spill.h). A home takes gradients out of the device's gradient slots, adds
-// up a unit's gradients of one step, and computes the norm of the sum. The sum has the same bits in
-// every kind of home.
+// The place where a unit's gradient waits until the unit is updated. There are three kinds of
+// homes: host memory (engine/flow/host_gradients.h), device memory (engine/flow/device_gradients.h)
+// and storage (engine/flow/gradient_spill.h). A home takes gradients out of the device's gradient
+// slots, adds up a unit's gradients of one step, and computes the norm of the sum. The sum has the
+// same bits in every kind of home.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: a home waits for copies on its stream and for the worker. A home in host memory also
@@ -21,7 +21,7 @@
 
 namespace sluice {
 
-// Elements of a unit, counted from the unit's start.
+// A range of the elements of one unit. `begin` is counted from the unit's first element.
 struct GradientRange {
   UnitId unit{};
   std::uint64_t begin = 0;
@@ -55,8 +55,8 @@ class GradientHome {
 
   virtual ~GradientHome() = default;
 
-  // Starts to move a gradient home. The copies are enqueued on `stream`.
-  // Requires: the previous gradient is at home.
+  // Starts to move a gradient to its home. The copies are enqueued on `stream`.
+  // Requires: the previous gradient has reached its home.
   virtual void start(const GradientMove& move, StreamId stream) = 0;
   // Whether start() must be called with a gradient of zeros if a unit has no gradient.
   virtual bool moves_zeros() const { return false; }
@@ -66,8 +66,8 @@ class GradientHome {
 
   // The last norm that was computed for the unit.
   virtual const NormAccumulator& norm(UnitId unit) const = 0;
-  // Returns the index of the first element that is not finite, counted from the start of the range.
-  // Any thread may call this function while no gradient is moving home.
+  // Returns the index of the first element that is not finite. The index is counted from the start
+  // of the range. Any thread may call this function while no gradient is moving to its home.
   virtual std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const = 0;
 
  protected:

@@ -1,12 +1,12 @@
-// Gradients that wait on storage for their update. Each gradient of a unit passes through host
-// memory block by block. In host memory, each block is added to the sum of the unit's earlier
+// The class keeps gradients on storage until their update. Each gradient of a unit passes through
+// host memory block by block. In host memory, each block is added to the sum of the unit's earlier
 // gradients. Each element gets one fp32 addition and one rounding. So the sum has the same bits as
 // a sum in the gradient set. The block is also counted in the unit's norm, and is then written to
 // storage. One gradient is processed at a time.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: a block waits for one staging slot. A block that is added to a sum waits for two
-// staging slots. The slots of an earlier block become free when the earlier block is at home. A
+// staging slots. The slots of an earlier block become free when this block has reached its home. A
 // block also waits for copies, the worker, and storage. While a unit may still get gradients, the
 // optimizer pass does not read the unit's gradients (engine/flow/optimizer_pass.h).
 #pragma once
@@ -43,7 +43,8 @@ class GradientSpill final : public GradientHome {
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
   // A staging slot, which holds one block of the gradient. If the block is added to a sum, a second
-  // slot holds the same block of the sum. The second slot is called the partner.
+  // slot holds the part of the sum that belongs to this block. The second slot is called the
+  // partner.
   struct Slot {
     Transfer transfer;
     BlockId block{};
@@ -51,8 +52,8 @@ class GradientSpill final : public GradientHome {
     std::uint32_t pending = 0;      // number of arrivals for which the addition still waits
     bool is_free = true;
   };
-  // The sum of a unit. While a task of the worker is posted or running, the worker writes this
-  // object.
+  // The sum of a unit. While a task for the worker is waiting or running, only the worker writes to
+  // this object.
   struct Sum {
     NormAccumulator norm;
     std::optional<std::uint64_t> first_non_finite;

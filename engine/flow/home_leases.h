@@ -4,11 +4,11 @@
 // A unit's gradient becomes final only after the computation under all earlier leases on the unit
 // has ended. So this class follows only the leases that come after the unit's last gradient. "To
 // follow a lease" means to wait for the end of the computation under this lease. If the unit's last
-// gradient of the schedule has come, a released lease is followed at once. Otherwise the lease is
-// followed when no more gradients can come.
+// gradient of the schedule has come, a released lease is followed at once. If the unit's last
+// gradient has not come yet, a released lease is followed when no more gradients can come.
 //
 // Thread rule: scheduler's thread only.
-// Progress: no held lease waits for an update that this class delays.
+// Progress: if this class delays an update, no held lease waits for this update.
 #pragma once
 
 #include <cstdint>
@@ -36,20 +36,20 @@ class HomeLeases {
   HomeLeases(const FlowParts& parts, std::function<void()> on_change);
 
   // Called when a step or an inference begins. Requires: the computation of the previous step or
-  // inference has ended, or is being followed.
+  // inference has ended, or this object is waiting for its end.
   void begin() { open_.clear(); }
   // Called when a lease on the unit begins.
   void acquired(UnitId unit);
   // Called when a lease has been released. The event `computed` occurs when the computation under
-  // this lease has ended. When `computed` occurs, the computation under all earlier released leases
-  // of the unit has ended, too.
+  // this lease has ended. When the event `computed` occurs, the computation under all earlier
+  // released leases of the unit has ended, too.
   void released(UnitId unit, EventId computed, LeaseGradient gradient);
   // Called when no more gradients come in this step. Must be called before GradientDrain::close()
   // makes the present gradients final.
   void no_more_gradients();
 
   bool may_update(BlockId block) const { return leases_[index_of(layout_.block(block).unit)] == 0; }
-  // Whether no computation is being followed.
+  // Returns whether this object follows no computation.
   bool idle() const { return followed_ == 0; }
 
  private:

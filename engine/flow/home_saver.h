@@ -30,7 +30,7 @@ class HomeSaver {
     // Whether blocks may be written to storage after update number `step` has changed them. The
     // result is true when the tables of all earlier commits have been made.
     std::function<bool(std::uint64_t step)> may_store;
-    // Called when a block that add() has queued for `step` is on storage.
+    // The saver calls this function after it has saved a block that add() has queued for `step`.
     std::function<void(std::uint64_t step)> saved;
     std::function<void()> on_change;
   };
@@ -47,14 +47,14 @@ class HomeSaver {
   void add(BlockId block, std::uint64_t step);
   // Calls add() for every block that is outdated and is not being saved.
   void add_outdated(std::uint64_t step);
-  // Whether the block's version on storage is older than the version in memory. Requires:
+  // Returns whether the block's version on storage is older than the version in memory. Requires:
   // is_at_home().
   bool is_outdated(BlockId block) const;
-  // Whether add() has queued the block, and the block is not on storage yet.
+  // Returns true if add() has queued the block, and the block is not on storage yet.
   bool is_saving(BlockId block) const { return is_saving_[index_of(block)]; }
-  // Whether no block is queued or being saved.
+  // Returns true if no block is queued, and no block is being saved.
   bool is_idle() const { return waiting_ == 0 && under_way_ == 0; }
-  // Whether no block is being saved.
+  // Returns true if no block is being saved.
   bool is_at_rest() const { return under_way_ == 0; }
 
   void pump();

@@ -1,6 +1,6 @@
-// Gradients that wait in host memory for their update. A unit's first gradient of the step is
-// copied. Later gradients pass through staging slots piece by piece. The worker adds each piece to
-// the sum, with one fp32 addition and one rounding per element.
+// This class keeps the gradients that wait in host memory for their update. A unit's first gradient
+// of the step is copied. Later gradients pass through staging slots piece by piece. The worker adds
+// each piece to the sum, with one fp32 addition and one rounding per element.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: a piece waits for a staging slot. The staging slot becomes free when the piece has been

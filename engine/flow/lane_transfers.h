@@ -47,7 +47,7 @@ class LaneTransfers {
   // Whether the block may be written to storage. The result is true when the tables of all earlier
   // commits have been made, and the block has a free copy.
   bool may_write(const OptimizerLane& lane) const;
-  // Starts to write those planes of the block whose home is storage. Requires: may_write().
+  // Starts to write the block's planes that have their home on storage. Requires: may_write().
   void write(OptimizerLane& lane);
   bool is_written(const OptimizerLane& lane) const;
 

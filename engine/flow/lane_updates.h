@@ -27,7 +27,7 @@ class LaneUpdates {
   LaneUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
               std::function<void(OptimizerLane& lane)> on_updated);
 
-  // Whether start() may be called for the lane.
+  // Returns whether start() may be called for the lane.
   bool may_start(const OptimizerLane& lane) const;
   // Starts the update of the lane's block with the lane's coefficients. Small blocks wait until
   // there are enough small blocks, or until flush() is called.

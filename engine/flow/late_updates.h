@@ -1,12 +1,13 @@
-// The updates that blocks have missed. If optimizer.untouched is "lazy", a step changes only the
-// units that the step uses. All other units are called unused units. Before an unused unit is used,
-// saved or read, the unit's blocks make up for the missed updates in order. Each missed update uses
-// a gradient of zeros, and the coefficients of the step that was missed. This class keeps these
-// coefficients. So the resulting bits are the same as under optimizer.untouched "update".
+// The class handles the updates that blocks have missed. If optimizer.untouched is "lazy", a step
+// changes only the units that the step uses. All other units are called unused units. The blocks of
+// an unused unit make up for the missed updates, in order, before the unit is used, saved or read.
+// Each missed update uses a gradient of zeros, and the coefficients of the step that was missed.
+// This class keeps these coefficients. So the resulting bits are the same as under
+// optimizer.untouched "update".
 // The class has a queue of blocks that have to make up for updates. An entry names the step of the
 // last missed update. A checkpoint or a commit of a step waits for all entries that name this step.
-// If a block has two entries, the later entry waits for the checkpoints and commits that wait for
-// the earlier entry.
+// If checkpoints or commits wait for an earlier entry of a block, a later entry of this block waits
+// for these checkpoints and commits.
 //
 // Thread rule: scheduler's thread only, except zeros().
 // Invariant: the queue is in the order of the entries' steps.
@@ -45,8 +46,8 @@ class LateUpdates {
   // The update counts as an update of all units, because unused units make up for this update
   // later.
   void applied(std::uint64_t step, const UnitCoefficients& of_units);
-  // Whether the unit has missed the largest allowed number of updates, and none of the unit's
-  // blocks is in the queue. If the result is true, the last update has not changed the unit.
+  // Returns true if the unit has missed the largest allowed number of updates and the queue has
+  // none of the unit's blocks. If the result is true, the last update has not changed the unit.
   bool has_missed_most(UnitId unit) const;
   // Adds an entry to the queue. Because of this entry, the block makes up for all missed updates,
   // up to the version of the block's unit. If the block has missed no update, the call does
@@ -57,10 +58,10 @@ class LateUpdates {
   bool is_empty() const { return queue_.empty(); }
   const Entry& front() const { return queue_.front(); }
   void pop() { queue_.pop_front(); }
-  // Whether the queue has an entry of `step` or of an earlier step.
+  // Returns whether the queue has an entry of `step` or of an earlier step.
   bool waits_for(std::uint64_t step) const { return !is_empty() && front().step <= step; }
-  // The coefficients of the updates that the entry stands for, in order. Before the first of these
-  // updates, the block is at version `version`.
+  // Returns the coefficients of all updates for which the entry stands, in the order of the
+  // updates. Before the first of these updates, the block is at version `version`.
   std::vector<std::shared_ptr<const UnitCoefficients>> missed(const Entry& entry,
                                                               std::uint64_t version) const;
   // A gradient of zeros, large enough for any block. Any thread may call this function.

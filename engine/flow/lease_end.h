@@ -5,15 +5,16 @@
 
 namespace sluice {
 
-// Records `event` on `stream`, after all work that is on this stream now. The event also waits for
-// the work that the event marked before this call, even if this work is on another stream.
+// Records `event` on `stream`, after all work that is on this stream now. If the event has already
+// marked work on another stream, the event also waits for that work.
 inline void record_lease_end(Device& device, EventId event, StreamId stream) noexcept {
   try {
     device.wait(stream, event);
     device.record(event, stream);
   } catch (...) {
-    // If the application has destroyed the stream, all work on the stream has ended. If the stream
-    // still exists, the device has failed, and the next synchronize() reports the failure.
+    // If the application has destroyed the stream, all work on the stream has ended. An error while
+    // the stream exists means that the device has failed. The next synchronize() reports this
+    // failure.
   }
 }
 

@@ -1,4 +1,4 @@
-// A lease lends memory, and the guard gives this memory other addresses. At the other addresses,
+// A lease lends memory, and the guard gives this memory other addresses. At the guard's addresses,
 // the memory is accessible only until the lease ends (base/guarded_view.h). The process ends with
 // SIGSEGV if the application uses the memory after the end of the lease, or if the application
 // writes parameters. Without the guard, an access after the end of the lease could read or change
@@ -64,8 +64,8 @@ class LeaseGuard {
 
 // Fails with kConfig if memory.guard is "on" and `device` is not the host device.
 void check_guard(const Config& config, const Device& device);
-// Returns the guard that `config` asks for, or null. With memory.guard "auto", there is a guard
-// only in builds without NDEBUG, and only on the host device.
+// Returns the guard that `config` asks for. The result is null if there is no guard. With
+// memory.guard "auto", there is a guard only in builds without NDEBUG, and only on the host device.
 // Fails in the same cases as the guard's constructor. Requires: check_guard() has passed.
 std::unique_ptr<LeaseGuard> make_lease_guard(const Config& config, const Layout& layout,
                                              const Tiers& tiers, Device& device);

@@ -22,7 +22,8 @@ struct OptimizerLane {
 
   // A lane passes through the phases in this order.
   enum class Phase : std::uint8_t { kFree, kReading, kLoaded, kUpdating, kUpdated, kWriting };
-  // The outcome of a block's update. Before the update has run, this is the expected outcome.
+  // The outcome of a block's update. Until the update has run, the lane has the outcome that is
+  // expected.
   enum class Outcome : std::uint8_t {
     kHome,       // the update goes to the block's home, and is permanent
     kTentative,  // the update is in the shadow until the coefficients are known
@@ -37,7 +38,7 @@ struct OptimizerLane {
   // Enters a new phase. Requires: the pair of `phase` and `outcome` is legal.
   void enter(Phase phase, Outcome outcome);
   void enter(Phase to) { enter(to, outcome); }
-  // Whether the update is permanent once it has run.
+  // Returns whether the update is permanent as soon as the update has run.
   bool is_permanent() const { return outcome == Outcome::kHome || outcome == Outcome::kAdopt; }
 
   std::uint32_t index = 0;  // the lane's number; constant

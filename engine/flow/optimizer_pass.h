@@ -1,24 +1,25 @@
 // The optimizer pass updates every block once per step. The pass reads those parts of a block that
 // are not in memory. Then the pass runs Adam, and writes the results back. Several blocks are
-// processed at the same time, so that reads, computation and writes overlap. If a unit's state is
-// at home on the device, the device runs the same arithmetic (engine/flow/device_updates.h). A lane
-// holds one block, from the start of the block's reads to the end of the block's writes.
-// UpdateOrder decides which block starts next, and when a block may be updated
-// (engine/flow/update_order.h). Speculative updates are written to shadow copies on storage. If the
-// assumed coefficients were right, apply() adopts the shadow copies. Otherwise the updates are
-// repeated from the old state. With a durable store, a lane keeps its block until the block can be
-// written to a copy that no commit names (engine/flow/commits.h).
+// processed at the same time, so that reads, computation and writes overlap. If the home of a
+// unit's state is the device, the device updates the unit with the same arithmetic
+// (engine/flow/device_updates.h). A lane holds one block, from the start of the block's reads to
+// the end of the block's writes. UpdateOrder decides which block starts next, and when a block may
+// be updated (engine/flow/update_order.h). Speculative updates are written to shadow copies on
+// storage. If the assumed coefficients were right, apply() adopts the shadow copies. Otherwise the
+// updates are repeated from the old state. With a durable store, a lane keeps its block until the
+// block can be written to a copy that no commit names (engine/flow/commits.h).
 // A block that makes up for missed updates needs a lane, too (engine/flow/late_updates.h).
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads and writes, for the worker, for a commit, and for the
 // step's gradients or coefficients. A lane also waits for a parameter slot, which becomes free when
-// the copies under way have ended. A commit waits for writes of earlier versions and for the
-// drives, but never for a lane that waits for this commit. Two kinds of uses may wait for a lane.
-// The first kind is a use that comes in the next step and needs the block in the lane. The second
-// kind is a use of a unit that has missed updates. Nothing else in a step waits for a lane. As long
-// as lanes may wait for computation, one lane is kept free for units that have missed updates. The
-// blocks of one update are independent. So any order of the updates gives the same bits.
+// the copies under way have ended. A commit waits for the drives and for the writes of earlier
+// versions. A commit never waits for a lane that waits for this commit. Two kinds of uses may wait
+// for a lane. The first kind is a use that comes in the next step and needs the block in the lane.
+// The second kind is a use of a unit that has missed updates. Nothing else in a step waits for a
+// lane. As long as lanes may wait for computation, one lane is kept free for units that have missed
+// updates. The blocks of one update are independent. So any order of the updates gives the same
+// bits.
 #pragma once
 
 #include <cstdint>
@@ -68,9 +69,9 @@ class OptimizerPass {
   void announce(const Update& update);
   // Called when the unit's parameters have been fetched for the unit's last use in the step.
   void fetched(UnitId unit);
-  // Called when the unit's first gradient of the step is on its way home.
+  // Called when the unit's first gradient of the step is being moved to its home.
   void touched(UnitId unit) { order_.touched(unit); }
-  // Called when the unit's gradient of the step is complete and at home.
+  // Called when the unit's gradient of the step is complete and has reached its home.
   void gradient_is_final(UnitId unit);
   // Called when every gradient is final and the coefficients are known. `as_assumed` says whether
   // `coefficients` equal the announced coefficients. Returns the number of units that the update
@@ -84,8 +85,8 @@ class OptimizerPass {
   void catch_up(const UnitPlace& unit);
   // Calls catch_up() for all units.
   void catch_up();
-  // The bytes that late updates have read from storage since the last call. In the same time, late
-  // updates have written as many bytes as they have read.
+  // The bytes that late updates have read from storage since the last call. During this time, the
+  // late updates have written the same number of bytes.
   std::uint64_t take_late_bytes() { return std::exchange(late_bytes_, 0); }
   // Cancels the announced update. apply() must not be called for this update. The lanes drop the
   // blocks that they have read ahead.
@@ -96,40 +97,41 @@ class OptimizerPass {
   // Starts all work that can start now.
   void pump();
 
-  // Whether the last update that was passed to apply() has updated every block. The writes may
-  // still be under way.
+  // Returns whether the last update that was passed to apply() has updated every block. The writes
+  // may still be under way.
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
-  // Whether the announced update is under way. If so, apply() may be called.
+  // Returns whether the announced update is under way. If the result is true, apply() may be
+  // called.
   bool is_begun() const { return order_.is_begun(); }
-  // Whether the state belongs to no step. The result is true if some blocks have been updated
-  // permanently and others have not. The result is also true if a block has not reached its home
-  // because of a failure.
+  // Returns whether the state belongs to no step. The result is true if some blocks have been
+  // updated permanently and others have not. The result is also true if a block has not reached its
+  // home because of a failure.
   bool is_partial() const;
   // The version of the state before the last update.
   std::uint64_t version() const { return order_.current().version; }
-  // Whether all updates that were passed to apply() have been applied, and all writes of these
-  // updates have ended. Lanes may still hold blocks that have been read ahead.
+  // Returns whether all updates that were passed to apply() have been applied, and all writes of
+  // these updates have ended. Lanes may still hold blocks that have been read ahead.
   bool is_home() const;
-  // Whether all updates up to version `version` have been applied, and all writes of these updates
-  // have ended.
+  // Returns whether all updates up to version `version` have been applied, and all writes of these
+  // updates have ended.
   bool has_stored(std::uint64_t version) const;
   // The reason why the update of `block` has not ended. If no block is given, the result is the
   // reason why the pass has not ended.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
-  // Whether no lane holds a block, and no update runs on the device.
+  // Returns whether no lane holds a block and no update runs on the device.
   bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }
-  // Whether a lane holds the block, or whether the device is updating the block's unit.
+  // Returns whether a lane holds the block or the device is updating the block's unit.
   bool holds(BlockId block) const {
     return in_lane_[index_of(block)] || device_updates_.is_running(layout_.block(block).unit);
   }
-  // All blocks, in the order in which the pass updates them once the norm is known. Frozen blocks
-  // come last.
+  // Returns all blocks, in the order in which the pass updates the blocks after the norm is known.
+  // Frozen blocks come last.
   std::vector<BlockId> blocks_in_order() const;
   // The bytes that have been copied between device and lanes since the last call.
   std::uint64_t take_copied_bytes() {
     return transfers_.take_copied_bytes() + updates_.take_copied_bytes();
   }
-  // Whether a lane is reading gradients that waited outside host memory.
+  // Returns whether a lane is reading gradients that have waited outside host memory.
   bool is_reading_gradients() const;
 
  private:
@@ -189,11 +191,11 @@ class OptimizerPass {
   std::uint32_t lanes_busy_ = 0;
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; still true while the previous update is being written
-  // left_until_ has one entry for each block. While an update of the block is on its way home,
-  // later steps may leave the block unchanged. The entry is the number of the last step that has
-  // left the block unchanged. The entry is 0 if no step has left the block unchanged. When the
-  // update has reached the block's home, the block counts as saved for the commits up to the step
-  // in the entry.
+  // left_until_ has one entry for each block. While an update of a block is being written to the
+  // block's home, later steps may leave the block unchanged. The entry is the number of the last
+  // step that has left the block unchanged. The entry is 0 if no step has left the block unchanged.
+  // When the update has reached the block's home, the block counts as saved. This holds for all
+  // commits up to the step in the entry.
   std::vector<std::uint64_t> left_until_;
 
   bool is_stopped_ = false;

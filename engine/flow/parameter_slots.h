@@ -59,8 +59,8 @@ class ParameterSlots {
   bool holds(std::uint32_t slot, std::uint64_t version) const {
     return slots_[slot].version == version;
   }
-  // Whether the slot holds the parameters at `version`, or will hold them after the read that is
-  // under way.
+  // Whether the slot holds the parameters at `version`, either now or after the read that is under
+  // way.
   bool will_hold(std::uint32_t slot, std::uint64_t version) const {
     return holds(slot, version) || slots_[slot].version_being_read == version;
   }

@@ -3,19 +3,19 @@
 // device. Blocks are fetched one by one, strictly in schedule order. A fetch overwrites bytes in
 // the window, and starts as soon as the leases on these bytes have been released. If computation
 // still reads these bytes, the device delays the copies of the fetch until this computation has
-// ended. A block that has not been updated yet delays the blocks after it. If the optimizer pass
-// has a block in a slot, the block is copied from this slot. If ranks share the parameters, the
-// prefetcher fetches the blocks of the rank's own shard, and a gather completes the unit. Each
+// ended. If a block has not been updated yet, the next blocks wait for this block. If the optimizer
+// pass has a block in a slot, the block is copied from this slot. If ranks share the parameters,
+// the prefetcher fetches the blocks of the rank's own shard, and a gather completes the unit. Each
 // fetch of a unit has one gather, and the gathers come in the order of the fetches. If the home of
-// a shard is the device, the shard is gathered directly from its home. A unit that is leased at
-// home needs no copy, and is ready as soon as it has been updated.
+// a shard is the device, the shard is gathered directly from its home. If a unit is leased at its
+// home, the unit needs no copy. Such a unit is ready when its update has ended.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot. A slot becomes free when the copies from the slot
-// have ended. The copies wait for computation under released leases. This computation waits only
-// for copies that come earlier in the schedule. A block waits for its update. The update waits for
-// nothing in the current step. So all waits follow the order of the schedule, and there is no
-// cycle.
+// have ended. After a lease is released, its computation may still run, and the copies wait for
+// this computation. This computation waits only for copies that come earlier in the schedule. A
+// block waits for its update. The update waits for nothing in the current step. So all waits follow
+// the order of the schedule, and there is no cycle.
 #pragma once
 
 #include <cstdint>
@@ -66,9 +66,9 @@ class Prefetcher {
   // these fetches have ended.
   void stop();
   // Must be called after stop(). After the call, the prefetcher makes only the fetches for the uses
-  // before `end`. Requires: no fetch for use `end` or a later use has begun.
+  // before `end`. Requires: the fetches for use number `end` and for all later uses have not begun.
   void fetch_up_to(std::uint32_t end);
-  // Whether all fetches have ended and no further fetch will start.
+  // Returns whether all fetches have ended and no further fetch will start.
   bool has_stopped() const { return is_stopped_ && idle(); }
   // Returns the progress of the fetches. A new plan is made from this progress. To change the
   // schedule, call stop(), wait for has_stopped(), and call resume() with a new plan. The uses
@@ -87,8 +87,8 @@ class Prefetcher {
   // Starts all work that can start now.
   void pump();
 
-  // Whether every copy and gather that `use` needs has been queued. If the result is true, a stream
-  // that waits for ready_event() may read the unit.
+  // Returns whether every copy and gather that `use` needs has been queued. If the result is true,
+  // a stream that waits for ready_event() may read the unit.
   bool is_ready(std::uint32_t use) const {
     return use < ready_uses_ && (gathers_.empty() || use < gathers_.front());
   }
@@ -100,9 +100,9 @@ class Prefetcher {
   }
   bool is_fetched(std::uint32_t use) const { return plan_->uses[use].fetch; }
 
-  // Whether nothing is under way. The result is false while a read, a copy or a gather from a home
-  // is under way. The result is also false while an issued block has not been processed, or a
-  // gather has not been queued.
+  // Returns whether nothing is under way. The result is false while a read, a copy or a gather from
+  // a home is under way. The result is also false while an issued block has not been processed, or
+  // a gather has not been queued.
   bool idle() const {
     return pipeline_.empty() && copies_.empty() && gathers_.empty() && home_gathers_ == 0;
   }
@@ -136,7 +136,7 @@ class Prefetcher {
   static constexpr std::uint32_t kNoUnit = 0xffffffffu;
   static constexpr std::uint32_t kNever = 0xffffffffu;
 
-  // A block that is being fetched for a use, or a use that needs no block.
+  // An item is either a block that is being fetched for a use, or a use that needs no block.
   struct Item {
     std::uint32_t use = 0;
     std::uint32_t block = kNoBlock;
@@ -216,8 +216,8 @@ class Prefetcher {
   std::uint32_t ready_uses_ = 0;        // uses become ready in schedule order
   std::vector<bool> released_;
 
-  // The places in the window that hold units or are being filled. The keys are the beginnings of
-  // the places, and the values are their ends.
+  // The places in the window that hold units or are being filled. Each key is the beginning of a
+  // place, and each value is the end of the place.
   std::map<std::uint64_t, std::uint64_t> occupied_;
 
   // The items that have been issued and not yet copied, in schedule order. There are at most

@@ -37,9 +37,9 @@ class ResidentUnits {
   void left(UnitId unit);
 
   // Whether the gather after the unit's last update has been queued on the device. A gather may
-  // have to wait for the gathers of units that come earlier in forward order. Announced units, for
-  // example, come last in forward order, but a step may use announced units before the other units
-  // have been updated.
+  // have to wait for the gathers of units that come earlier in forward order. For example,
+  // announced units come last in forward order. But a step may use announced units before the other
+  // units have been updated.
   bool is_queued(UnitId unit) const {
     const std::size_t i = index_of(unit);
     return unqueued_[i] == 0 && (!is_updated_[i] || is_left_[i]);

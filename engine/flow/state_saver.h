@@ -1,9 +1,9 @@
 // During training, the saver passes the state of one step to a checkpoint, block by block. A block
-// is loaded into a buffer, and the buffer's thread writes the block to the checkpoint. State whose
-// home is host memory is written directly from its home, and is not loaded. The next update of a
-// block waits until the block has been loaded. If part of the block is at home in host memory, the
-// next update waits until the block has been written. So the checkpoint contains exactly the state
-// of its step, and needs no memory except the buffers.
+// is loaded into a buffer, and the buffer's thread writes the block to the checkpoint. Some state
+// has its home in host memory. This state is written directly from host memory, and is not loaded.
+// The next update of a block waits until the block has been loaded. If a part of the block has its
+// home in host memory, the next update waits until the block has been written. So the checkpoint
+// contains exactly the state of its step, and needs no memory except the buffers.
 //
 // Thread rule: scheduler's thread only. The functions in `Work` are an exception, because they run
 // on the buffers' threads.
@@ -42,7 +42,7 @@ class StateSaver {
     // `place` and `room`.
     std::function<void(const BlockView& view, std::uint32_t place, std::span<std::byte> room)>
         write;
-    // Called once, after the last block.
+    // The saver calls this function once, after the last block.
     std::function<void()> finish;
   };
 
@@ -53,11 +53,11 @@ class StateSaver {
   // Fails with kUnsupported if no thread can be started.
   void prepare();
   // Begins to save the state that update number `step` has produced. Blocks are saved in the order
-  // of `blocks`. Requires: prepare() has been called, no save is under way, and no update after
-  // `step` has begun.
+  // of `blocks`. Requires: prepare() has been called, no save is under way, and no update with a
+  // number above `step` has begun.
   void begin(std::uint64_t step, std::vector<BlockId> blocks, Work work);
-  // Whether the save still needs the state that the block has after `step` updates. If so, the
-  // block's next update has to wait.
+  // Returns whether the save still needs the state that the block has after the update with the
+  // number `step`. If so, the block's next update has to wait.
   bool holds(BlockId block, std::uint64_t step) const;
   // Called when an update waits for the block. If no update waits for another block, the saver
   // loads this block next. Requires: holds().

@@ -1,12 +1,12 @@
-// This class makes updates on the device, for blocks whose optimizer state has its home elsewhere.
-// The planes of a block are copied to a slot on the device, updated there, and copied back. Planes
-// that are at home on the device are updated or read in place. Three blocks can be processed at the
-// same time: one is copied to the device, one is updated, and one is copied back. So copies in both
-// directions overlap.
+// This class updates a block on the device if the home of the block's optimizer state is not the
+// device. The planes of a block are copied to a slot on the device, updated there, and copied back.
+// Planes that are at home on the device are updated or read in place. Three blocks can be processed
+// at the same time: one is copied to the device, one is updated, and one is copied back. So copies
+// in both directions overlap.
 //
 // Thread rule: scheduler's thread only.
-// Progress: an update waits only for earlier copies and updates of this object, and for the gather
-// that last wrote the unit's parameters.
+// Progress: an update waits only for earlier copies and updates of this object and for one gather.
+// This gather was the last to write the unit's parameters.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ class StreamedUpdates {
   StreamedUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math);
 
   // Whether update() may be called for the block. A slot must be free. If the home of the block's
-  // parameters is the device, the gather after the parameters' last update must have been queued.
+  // parameters is the device, a gather must have been queued after the last update of these
+  // parameters.
   bool may_update(const BlockPlace& block) const {
     return !free_slots_.empty() && (!parameters_stay(block) || residents_.is_queued(block.unit));
   }
@@ -36,7 +37,7 @@ class StreamedUpdates {
   // are on the device if the placement says so, and in host memory otherwise. `on_end` runs on the
   // scheduler's thread when the planes hold the new state. The argument of `on_end` says whether a
   // weight or a moment has overflowed. `step` is the number of the step, for the trace.
-  // Requires: may_update(); the gradients are final.
+  // Requires: may_update() returns true, and the gradients are final.
   void update(const BlockPlace& block, const BlockPlanes& planes,
               const StepCoefficients& coefficients, std::uint64_t step,
               std::function<void(bool has_overflowed)> on_end);

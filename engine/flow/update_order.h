@@ -59,7 +59,7 @@ class UpdateOrder {
               std::span<const UnitId> forward_order,
               UntouchedPolicy untouched = UntouchedPolicy::kUpdate);
 
-  // Announces the next update. Later, begin_announced() makes this update the current one.
+  // Announces the next update. begin_announced() later makes this update the current update.
   // Requires: the current update is being applied, or has ended.
   void announce(const Update& update);
   bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
@@ -95,7 +95,7 @@ class UpdateOrder {
   std::optional<BlockId> next(UpdatePlace place) const;
   void take_next(UpdatePlace place);
   bool may_update(BlockId block) const;
-  // The block's place in forward order.
+  // Returns the position of the block in forward order.
   std::uint32_t rank(BlockId block) const { return rank_[index_of(block)]; }
 
   // set_tentative() marks a block whose tentative update no longer needs a lane. set_waiting()
@@ -104,7 +104,7 @@ class UpdateOrder {
   bool is_tentative(BlockId block) const { return states_[index_of(block)] == State::kTentative; }
   void set_waiting(BlockId block) { states_[index_of(block)] = State::kWaiting; }
   // Called when the block has been updated permanently. Returns whether all blocks of the unit have
-  // been updated. The present update ends when the last block of all units has been updated.
+  // been updated. The present update ends when all blocks of all units have been updated.
   bool count_updated(const BlockPlace& block);
   std::uint64_t updated_count() const { return updated_count_; }
 

@@ -1,10 +1,11 @@
-// This class counts the bytes of the gradients that wait for their update. The count is for the
-// pool meter. If a unit's gradients wait in memory, the count begins when the unit's first gradient
+// This class counts the bytes of the gradients that wait for their update. The pool meter receives
+// this count. If a unit's gradients wait in memory, the count begins when the unit's first gradient
 // of the step has come. The gradients of all blocks of the unit are then counted. The gradient set
 // may also hold parts of the unit's gradient that belong to other ranks. These parts are counted,
-// too. If gradients wait on storage, the gradient of a block is counted as soon as its first write
-// begins. A block's gradient is no longer counted after the update has used this gradient. So the
-// gradients of one step are no longer counted when the gradients of the next step come.
+// too. If gradients wait on storage, a block's gradient is counted from the start of this
+// gradient's first write. A block's gradient is no longer counted after the update has used this
+// gradient. So the gradients of one step are no longer counted when the gradients of the next step
+// come.
 //
 // Thread rule: scheduler's thread only.
 #pragma once

@@ -4,8 +4,8 @@
 // the schedule determines. So the movement of activations can be planned in the same way as the
 // movement of parameters. The plan gives each activation a place in the device's activation window.
 // The plan also says which activations have to move from the window to their homes and back. The
-// plan is a pure function of (shape, places), and determines the exact number of bytes that are
-// moved. Any thread may call the functions.
+// plan depends only on the shape and on the number of places, and determines the exact number of
+// bytes that are moved. Any thread may call the functions.
 //
 // The sequence follows from these rules. Forward use k of a micro-batch loads value k - 1 and saves
 // value k. Backward use k is the reverse of forward use k. Backward use k loads value k - 1 for the
@@ -31,9 +31,9 @@ struct ActivationAccess {
   ActivationAction action = ActivationAction::kSave;
   std::uint32_t source = 0;  // the access that saved the activation
   std::uint32_t place = 0;   // in the window
-  // If a save has this flag, the activation also goes to its home. The reason is that another
-  // activation gets the place in the window before the load. If a load has this flag, the
-  // activation comes from its home.
+  // If a save has this flag, the activation also goes to its home. The activation needs its home
+  // because another activation gets the place in the window before the load. If a load has this
+  // flag, the activation comes from its home.
   bool moves = false;
   bool empties_home = false;                  // the last load that moves the activation of `source`
   std::optional<std::uint32_t> evicted = {};  // last access of the overwritten activation
@@ -42,7 +42,8 @@ struct ActivationAccess {
 struct ActivationPlan {
   std::vector<ActivationAccess> accesses;
   std::uint32_t places = 0;  // used in the window
-  // The bytes moved to and from homes, in whole storage units.
+  // These members are the numbers of bytes that move to homes and from homes, in whole storage
+  // units.
   std::uint64_t stored_bytes = 0;
   std::uint64_t fetched_bytes = 0;
   // The peak number of bytes in the homes, rounded up to whole storage units.
@@ -61,17 +62,17 @@ struct ActivationShape {
 // N leases may hold the accesses of N uses.
 std::uint32_t activations_held_max(const ModelSpec& model);
 
-// Returns a plan for a window of `places_max` places, each as large as the largest boundary. The
-// plan assumes that accesses a - activations_held_max() + 1 .. a - 1 are still held when access a
-// comes.
+// Returns a plan for a window of `places_max` places, each as large as the largest boundary. When
+// an access comes, the plan assumes that the last activations_held_max() - 1 accesses before this
+// access are still held.
 // Requires: `places_max` is 0 or at least activations_held_max(). If `places_max` is 0, the window
 // has enough places for all activations.
 ActivationPlan plan_activations(const ActivationShape& shape, std::uint32_t places_max);
 
-// The homes of activations, for the largest step. The homes lie one after the other in a pool. In
-// horizontal order, there is one home per boundary. In vertical order, there is one home per
-// boundary and micro-batch. A gradient uses the home of the value at the same boundary, because
-// this value is no longer needed.
+// The class lists the homes that the activations of the largest step need. The homes lie one after
+// the other in a pool. In horizontal order, there is one home per boundary. In vertical order,
+// there is one home per boundary and micro-batch. A gradient uses the home of the value at the same
+// boundary, because this value is no longer needed.
 class ActivationHomes {
  public:
   ActivationHomes() = default;
@@ -88,7 +89,7 @@ class ActivationHomes {
   // The unit whose forward use fills the home.
   UnitId unit(std::uint32_t home) const { return units_[home / alive_]; }
   std::uint32_t micro_batch(std::uint32_t home) const { return home % alive_; }
-  // Whether every activation of a step with these micro-batches has a home.
+  // Returns whether every activation of a step with this number of micro-batches has a home.
   bool hold(std::uint32_t micro_batches, MicroBatchOrder order) const {
     return order == MicroBatchOrder::kHorizontal || micro_batches <= alive_;
   }
@@ -102,7 +103,7 @@ class ActivationHomes {
   std::uint64_t size_bytes_ = 0;
 };
 
-// The needs of the largest step.
+// The struct says how many homes and places the activations of the largest step need.
 struct ActivationNeeds {
   ActivationHomes homes;
   // Both members are numbers of places in the window. Each place is as large as the largest

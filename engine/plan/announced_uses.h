@@ -1,12 +1,12 @@
-// The uses that are announced while a step runs, and the places of these uses in a separate part of
-// the device window. All places have the length of the largest announced unit, so that every
-// announced unit fits into every free place. Announcements only add uses. Announcements change
-// neither the earlier plan nor the schedule of the other units. So a step reads exactly the bytes
-// of the announced units. A new unit takes the place of a unit that has no later use in the same
-// announcement. If several units have no later use, the unit that was used longest ago gives up its
-// place. If every unit has a later use, the unit with the latest next use gives up its place. The
-// time for an announcement grows with the number of announced units, but not with the number of
-// earlier uses.
+// This class plans the uses that are announced while a step runs. These uses get places in a
+// separate part of the device window. All places have the length of the largest announced unit, so
+// that every announced unit fits into every free place. Announcements only add uses. Announcements
+// change neither the earlier plan nor the schedule of the other units. So a step reads exactly the
+// bytes of the announced units. A new unit takes the place of a unit that has no later use in the
+// same announcement. If several units have no later use, the unit that was used longest ago gives
+// up its place. If every unit has a later use, the unit that will not be needed for the longest
+// time gives up its place. The time for an announcement grows with the number of announced units,
+// but not with the number of earlier uses.
 //
 // Thread rule: one thread at a time. Every reference that a function has returned stays valid.
 #pragma once
@@ -26,8 +26,8 @@ namespace sluice {
 
 class AnnouncedUses {
  public:
-  // All arguments must outlive the object. `model` is a result of validated(). The object takes
-  // care only of the announced units of kind `kind`. With one rank, all units are of the kind
+  // All arguments must outlive the object. `model` is a result of validated(). The object plans
+  // only the announced units that have the kind `kind`. With one rank, all units are of the kind
   // kShared.
   AnnouncedUses(const ModelSpec& model, const Layout& layout, const Placement& placement,
                 AnnouncedKind kind = AnnouncedKind::kShared);
@@ -39,12 +39,12 @@ class AnnouncedUses {
 
   const Schedule& schedule() const { return schedule_; }
   const WindowPlan& window() const { return window_; }
-  // The bytes that the fetches of all uses read from storage.
+  // Returns the number of bytes that are fetched from storage for all uses.
   std::uint64_t read_bytes() const;
   // Some units are updated only because of announced uses. The function returns the bytes that the
   // update reads from storage for these units, including the bytes of their gradients. The update
-  // writes the same number of bytes. If steps neither skip unused units
-  // (Placement::skips_untouched) nor update these units late (Placement::is_lazy), the result is 0.
+  // writes the same number of bytes. The result is 0, unless steps skip unused units
+  // (Placement::skips_untouched) or update unused units late (Placement::is_lazy).
   std::uint64_t update_bytes() const;
 
  private:

@@ -14,17 +14,18 @@
 namespace sluice {
 
 // Returns a number of uses, counted from the start of the step. The commit begins when the units of
-// these uses have been fetched. Under `eager` and `speculative`, updates begin in the backward
-// pass. So the commit waits only for the uses of the forward pass. Under `deferred`, the commit
-// waits for the uses up to the end of the first backward pass. With many micro-batches, a commit
-// that waited for the end of the step would come too late. Under `serial`, the result is 0, and the
-// commit begins at once. The reason is that the whole state is stored before the next step begins.
+// these uses have been fetched. With the policies `eager` and `speculative`, updates begin in the
+// backward pass. So the commit waits only for the uses of the forward pass. With the policy
+// `deferred`, the commit waits for the uses up to the end of the first backward pass. With many
+// micro-batches, a commit that waited for the end of the step would come too late. With the policy
+// `serial`, the result is 0, and the commit begins at once. The reason is that the whole state is
+// stored before the next step begins.
 std::uint32_t uses_before_commit(const Schedule& schedule, OverlapPolicy policy);
 
 // Whether a commit may wait for fetches at all. The result is false if the flushes take more than a
-// third of a step even with an empty cache. The rest of the step is then too short for the flushes,
-// and the stores of the next version would have to wait. A commit that may not wait begins as soon
-// as possible. `flush_s` is the duration of one flush with an empty cache.
+// third of a step even with an empty cache. After its fetches, such a step has too little time for
+// the flushes. The flushes would delay the writes of the next version. A commit that is not allowed
+// to wait begins as soon as possible. `flush_s` is the duration of one flush with an empty cache.
 bool commit_may_wait(double flush_s, double step_s);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
 // The functions compare two amounts: the host memory that a run takes, and the host's free memory.
-// A run that the kernel would kill halfway is refused before the run takes any memory. If a config
-// has no budgets, the functions choose budgets. The functions read the topology, and are otherwise
-// pure. Any thread may call them.
+// The functions refuse a run that needs too much memory, so that the kernel does not kill the run
+// halfway. If a config has no budgets, the functions choose budgets. The functions read the
+// topology, and are otherwise pure. Any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +31,13 @@ struct HostMemory {
 // Returns the memory for this process's pools, as if no other rank were on the host.
 HostMemory process_memory(bool device_is_host);
 
-// Returns a message if the sum of the memory parts is larger than the room. The message lists the
-// parts and says what to lower.
+// Returns a message if the run needs more host memory than is free. The message lists the memory of
+// each part, and says how the run can need less memory.
 std::optional<std::string> shortage_of(const HostMemory& memory);
-// Fails with kOutOfMemory if there is a shortage.
+// Fails with kOutOfMemory if the run needs more host memory than is free.
 void require_room(const HostMemory& memory);
-// Handles a shortage in the way that `check` says. Returns a note for the user, or "".
+// If host memory is short, `check` decides whether the call fails, returns a note or ignores the
+// shortage. Returns a note for the user, or "".
 // Fails with kOutOfMemory if there is a shortage and `check` is kError.
 std::string settle_shortage(const std::optional<std::string>& shortage, RoomCheck check);
 
@@ -45,13 +46,13 @@ std::string settle_shortage(const std::optional<std::string>& shortage, RoomChec
 // device's budget is a quarter of `memory_bytes`.
 std::uint64_t default_device_bytes(std::uint64_t memory_bytes);
 std::uint64_t default_host_bytes(std::uint64_t memory_bytes);
-// Returns the memory for which default_host_bytes() is `budget_bytes`.
+// Returns the memory size that gives the host a default budget of `budget_bytes`.
 std::uint64_t memory_of_default_host(std::uint64_t budget_bytes);
 
 // Sets the budgets that are missing in `memory` to the defaults for one rank's part of the machine.
 // If the device is the host, the device's budget is at most half of the memory that the application
-// leaves free. The host's budget is at most the rest of the memory that the application leaves
-// free. The function ignores the pools in `host`.
+// leaves free. The host's budget is at most the memory that the application and a device on the
+// host leave free. The function ignores the pools in `host`.
 Config::Memory with_budgets(Config::Memory memory, const HostMemory& host);
 
 }  // namespace sluice

@@ -45,12 +45,12 @@ struct StateFormat {
   std::uint64_t parameter_bytes() const { return size_of(parameter); }
   std::uint64_t gradient_bytes() const { return size_of(gradient); }
   // The optimizer's record of a block is [rest of the master | exp_avg | exp_avg_sq]. A moment that
-  // the optimizer does not keep is left out. For bf16 parameters, the rest of the master is the low
-  // half of a split master. For fp16 parameters, the rest is the whole fp32 master. For fp32
-  // parameters, the rest is empty. With 8-bit moments, the record has codes in place of the
-  // moments. The codes are followed by the scales of exp_avg, and then by the scales of exp_avg_sq.
-  // The functions below return the beginning of each part in a record of `elements` elements.
-  // `elements` is a multiple of kAlignElements.
+  // the optimizer does not keep is left out. If the parameters are bf16, the record has the low
+  // half of each split master. If the parameters are fp16, the record has the whole fp32 master. If
+  // the parameters are fp32, the record has no part of the master. With 8-bit moments, the record
+  // has codes in place of the moments. The codes are followed by the scales of exp_avg, and then by
+  // the scales of exp_avg_sq. The functions below return where each part of a record begins.
+  // `elements` is the length of the block, and a multiple of kAlignElements.
   std::uint64_t moment_bytes() const {
     switch (moments) {
       case OptimizerState::kFp32: return sizeof(float);
@@ -75,7 +75,8 @@ struct StateFormat {
   std::uint64_t record_bytes(std::uint64_t elements) const {
     return exp_avg_sq_scales_begin(elements) + (keeps_exp_avg_sq ? scale_bytes(elements) : 0);
   }
-  // The average number of bytes of stored state per element, for computing rates.
+  // Returns the average number of bytes that the state of one element takes. Rates are computed
+  // from this number.
   double state_bytes_per_element() const {
     return static_cast<double>(parameter_bytes()) +
            static_cast<double>(record_bytes(kAlignElements)) / kAlignElements;
@@ -98,7 +99,7 @@ struct RecordMoments {
   MomentCodes exp_avg_codes = {};
   MomentCodes exp_avg_sq_codes = {};
 };
-// `record` belongs to a block of `elements` elements.
+// `elements` is the length of the block to which `record` belongs.
 RecordMoments moments_of(const StateFormat& format, std::uint64_t elements, std::byte* record);
 
 // The part of every unit that this rank owns. A unit has `count` equal parts, and this rank owns
@@ -113,7 +114,7 @@ struct Shard {
   bool keeps_all_parameters = false;
   // A unit stays whole if its size without padding is at most this number.
   std::uint64_t keep_gathered_bytes = 0;
-  // During a reduction, a part is cut further into this many pieces.
+  // A reduction cuts each part into this number of pieces.
   std::uint32_t pieces = 1;
 };
 
@@ -188,8 +189,8 @@ class Layout {
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
   std::uint64_t shard_parameter_bytes(UnitId unit) const;
-  // The bytes of the unit's parameters that this rank has at home. If the unit is sharded, the rank
-  // has only its part. Otherwise the rank has the whole unit.
+  // Returns the size of the parameters that this rank stores for the unit. If the unit is sharded,
+  // the rank has only its part. Otherwise the rank has the whole unit.
   std::uint64_t home_parameter_bytes(UnitId unit) const;
   // Whether every device keeps all of the unit's parameters, although ranks share the parameters of
   // other units.

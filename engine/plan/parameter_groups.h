@@ -1,8 +1,8 @@
-// The hyperparameters of each tensor's update. By default, a tensor has the optimizer's values. The
-// model may exclude a tensor from weight decay. If groups in the config name the tensor, the first
-// of these groups may change the tensor's values. Tensors share a set of hyperparameters if they
-// are in the same group and have the same decay. The coefficients of each set are computed once per
-// step.
+// The hyperparameters of each tensor's update. By default, a tensor has the hyperparameters that
+// the config gives for the whole model. The model may exclude a tensor from weight decay. If groups
+// in the config name the tensor, the first of these groups may change the tensor's values. Tensors
+// share a set of hyperparameters if they are in the same group and have the same decay. The
+// coefficients of each set are computed once per step.
 //
 // Thread rule: the object is constant after construction, and any thread may use it.
 #pragma once
@@ -39,8 +39,8 @@ struct UnitCoefficients {
   }
 };
 
-// The step's number determines the random bits of rounding. The number of the unit's update
-// determines the bias correction. Both numbers count from 1.
+// The step's number determines the random bits of rounding. The bias correction depends on the
+// number of the unit's updates, including this update. Both numbers count from 1.
 struct UpdateNumbers {
   std::uint64_t step = 0;
   std::uint64_t of_unit = 0;
@@ -53,7 +53,8 @@ class ParameterGroups {
   // earlier groups. The message names the pattern or the group.
   ParameterGroups(const Config::Optimizer& optimizer, const ModelSpec& model);
 
-  // The set of each tensor, in the order of the model.
+  // The list has one element for each tensor, in the order of the model. The element is the index
+  // of the tensor's set of hyperparameters.
   std::span<const std::uint32_t> set_of_tensors() const { return set_of_tensors_; }
   // `group_learning_rates` has one rate for each group of the config, or is empty. If the list is
   // empty, a group's rate is `learning_rate` times the group's factor.

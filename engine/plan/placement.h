@@ -40,30 +40,30 @@ struct Placement {
   bool fills_device = false;  // as in PassNeeds
 
   // The homes, by block. If one block of a unit is at home on the device, all blocks of the unit
-  // are at home there. Frozen blocks have no record. Host memory counts as the home of the missing
-  // record. If a record is at home on the device, the block's parameters and gradients are on the
-  // device, too. The device then updates the unit.
+  // are at home there. Frozen blocks have no record. `record_tier` names host memory for each
+  // frozen block. If a record is at home on the device, the block's parameters and gradients are on
+  // the device, too. The device then updates the unit.
   std::vector<Tier> parameter_tier;
   std::vector<Tier> record_tier;
-  // For each unit, the tier in which a step's gradients wait for the update. Frozen units have no
-  // gradients. The entry of a frozen unit is host memory.
+  // The list says in which tier each unit's gradients wait for the update. Frozen units have no
+  // gradients. `gradient_tier` names host memory for each frozen unit.
   std::vector<Tier> gradient_tier;
 
-  // Whether the device's memory is host memory that the engine may use in place. In-place use needs
-  // memory.unified and a single rank. With in-place use, computation uses a unit's parameters at
-  // their home if all of the parameters are in host memory. An update uses a unit's parameters at
-  // their home if the parameters are on the device.
+  // Whether the device's memory is host memory that the engine may use in place. The flag is true
+  // only with a single rank, and only if memory.unified is not "off". With in-place use,
+  // computation uses a unit's parameters at their home if all of the parameters are in host memory.
+  // An update uses a unit's parameters at their home if the parameters are on the device.
   bool is_unified = false;
   std::vector<bool> is_leased_in_host;  // by unit; if empty, no unit is leased there
   // Whether a unit's first gradient of a step may be computed directly in the gradient set. This is
   // possible only for units whose gradients wait in host memory.
   bool leases_gradient_set = false;
 
-  // Whether the device updates blocks that are not at home there (optimizer.update_on "device").
-  // Each of these blocks passes through a slot of `update_staging`.
+  // Whether the device also updates blocks that have their home in another tier
+  // (optimizer.update_on "device"). Each of these blocks passes through a slot of `update_staging`.
   bool streams_updates = false;
-  // Whether an update on the device reads waiting gradients directly from their place on the
-  // device. The gradients are then not copied to a lane.
+  // True if updates on the device read gradients directly from the place where the gradients wait.
+  // The gradients are then not copied to a lane.
   bool streams_device_gradients = false;
 
   // Device memory.
@@ -71,8 +71,8 @@ struct Placement {
   std::uint64_t resident_parameter_bytes = 0;  // parameters at home there: whole units or shards
   std::uint64_t window_bytes = 0;              // window for units that come and go
   SlotPool announced_window;                   // places for announced units that come and go
-  // Whether the second half of the places in the announced window is for local units. Ranks fetch
-  // their local units at different times. Ranks fetch all other units together.
+  // True if the announced window reserves the second half of its places for local units. Ranks
+  // fetch their local units at different times. Ranks fetch all other units together.
   bool splits_announced_window = false;
   SlotPool gradient_slots;  // gradients of units in the backward pass, before they are drained
   std::uint32_t local_gradient_slots = 0;   // the last slots are for local units
@@ -116,21 +116,23 @@ struct Placement {
   std::uint64_t nvme_record_bytes = 0;
   std::uint64_t nvme_gradient_bytes = 0;
   std::uint64_t nvme_activation_bytes = 0;
-  // With a durable store, every plane has durable_copies copies on storage, wherever the plane's
-  // home is. If durable_copies is 0, the state lies in scratch files. The copies take durable_bytes
-  // bytes, in addition to the homes and shadows on storage.
+  // With a durable store, storage has `durable_copies` copies of every plane, even of a plane that
+  // has its home in memory. If durable_copies is 0, the state lies in scratch files.
+  // `durable_bytes` is the size of the copies that are neither homes nor shadows on storage.
   std::uint32_t durable_copies = 0;
   std::uint64_t durable_bytes = 0;
   std::uint64_t commit_bytes = 0;  // written by a commit, for state at home in memory
 
   // Whether a step updates only the units that its backward pass uses (optimizer.untouched). The
-  // other units miss the update. If is_lazy is set, the other units make up for the update later.
+  // step does not update the other units. If `is_lazy` is true, a unit receives a missed update
+  // later.
   bool skips_untouched = false;
   bool is_lazy = false;
 
   // Returns true if a step leaves an unused unit unchanged. A unit is unused if the backward pass
-  // of the step does not use the unit. With is_lazy, only units that are completely on storage stay
-  // unchanged. If part of a unit were in memory, a late update would save no traffic.
+  // of the step does not use the unit. If `is_lazy` is true, a unit stays unchanged only if the
+  // whole unit is on storage. If part of a unit were in memory, a late update would save no
+  // traffic.
   bool may_stay(const UnitPlace& unit) const {
     if (!is_lazy) return skips_untouched;
     const auto is_on_storage = [&](const std::vector<Tier>& tiers) {
@@ -140,7 +142,7 @@ struct Placement {
     };
     return is_on_storage(parameter_tier) && is_on_storage(record_tier);
   }
-  // The number of places in the announced window for announced units of one kind.
+  // Returns the number of places that the announced window has for each kind of announced unit.
   std::uint32_t announced_places() const {
     return announced_window.count / (splits_announced_window ? 2 : 1);
   }
@@ -156,8 +158,8 @@ struct Placement {
   bool unit_is_on_device(const UnitPlace& unit) const {
     return is_homed_on_device(unit) && !unit.is_sharded;
   }
-  // Whether leases use the unit directly at its home, in host memory or device memory. If so, an
-  // update of a block has to wait for the leases on the block's unit.
+  // Whether leases use the unit directly in its home (host memory or device memory), without a
+  // copy. If so, an update of a block has to wait for the leases on the block's unit.
   bool is_leased_at_home(const UnitPlace& unit) const {
     return unit_is_on_device(unit) ||
            (!is_leased_in_host.empty() && is_leased_in_host[index_of(unit.id)]);
@@ -188,7 +190,7 @@ struct Placement {
   bool lane_fetches_gradients(UnitId unit) const {
     return gradient_spills(unit) || (gradient_is_on_device(unit) && !streams_updates);
   }
-  // Whether some gradients of blocks in lanes wait outside host memory.
+  // Whether a block in a lane may have gradients that wait outside host memory.
   bool gradients_leave() const { return lane_gradients.count != 0 || streams_device_gradients; }
   // Whether the device does arithmetic on gradients or on state.
   bool uses_device_math() const { return tally_bytes != 0 || update_staging.count != 0; }
@@ -246,8 +248,8 @@ struct Budgets {
 struct PassNeeds {
   bool overlaps = false;                    // updates overlap computation and so need more buffers
   std::optional<std::uint32_t> lanes = {};  // empty = as many as are useful
-  // Whether the planner may use the device's remaining memory for optimizer state, if the config
-  // leaves this choice to the planner.
+  // True if the planner may put optimizer state into the device's remaining memory. The flag
+  // matters only if the config leaves this choice to the planner.
   bool fills_device = false;
   Config::Activations activations = {};
   std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take in addition to the pools
@@ -258,8 +260,8 @@ struct PassNeeds {
   std::uint32_t save_buffers = 0;
 };
 
-// Returns the needs that follow from `config`, for one of `ranks` ranks. If the device has its own
-// memory, the planner may fill this memory with optimizer state.
+// Returns the needs of one rank in a run with `config`. The run has `ranks` ranks. If the device
+// has its own memory, the planner may fill this memory with optimizer state.
 PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
                      bool device_is_host);
 
@@ -267,8 +269,8 @@ PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t r
 // larger budgets works, too.
 // Fails with kOutOfMemory if a budget is too small. A budget must hold the mandatory pools of its
 // tier, and the state that `choices` assigns to this tier. The message lists the pools. The message
-// names the smallest budget that works while the other budget stays as it is. If no size of this
-// budget alone works, the message names a pair of budgets.
+// names the smallest budget that works while the other budget stays as it is. If no change of one
+// budget is enough, the message names a pair of budgets that works.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
@@ -290,22 +292,24 @@ UpdateSlot update_slot(const Layout& layout);
 
 // Gives a shadow to every block that can have a shadow.
 void add_shadows(const Layout& layout, Placement& placement);
-// Whether two conditions would hold after add_shadows(): every trained block has a shadow, and
-// every gradient waits in host memory. If both conditions hold, every update can be tentative. The
-// policy "auto" speculates only in this case.
+// Returns whether every update can be tentative after add_shadows(). Every trained block must then
+// have a shadow, and every gradient must wait in host memory. The policy "auto" speculates only in
+// this case.
 bool shadows_serve_all(const Layout& layout, Placement placement);
 
-// Gives a durable store `count` copies of all of the state (durable_copies()).
+// Plans `count` copies of the whole state in the durable store. durable_copies() returns this
+// number.
 // Requires: add_shadows() has been called already if shadows are needed.
 void add_copies(const Layout& layout, std::uint32_t count, Placement& placement);
-// The number of copies that `config` needs. One copy is named by the last commit, and a second copy
-// is written by updates. Tentative updates may need a third copy. The reason is that at some times
-// neither the first nor the second copy may be overwritten.
+// Returns how many copies of the state a durable store needs under `config`. The last commit names
+// one copy, and updates write a second copy. Tentative updates may need a third copy. At some
+// times, updates must not overwrite either of the other two copies.
 std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
 // Whether the policy "auto" may speculate. With a durable store, the policy "auto" may speculate
 // only if speculation needs no third copy of the state.
 bool may_speculate_by_itself(const Config& config, std::uint32_t ranks);
-// The bytes that each unit needs in the device window. A unit that is leased at home needs 0 bytes.
+// The bytes that each unit needs in the device window. A unit needs 0 bytes if leases use the unit
+// directly in its home.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);
 
 }  // namespace sluice

@@ -1,15 +1,16 @@
 // This class makes one attempt to place the state under given budgets. The device's pools are
 // planned first (engine/plan/placement_planner.cc), and the host's pools next
-// (engine/plan/placement_host.cc). Only these two files and engine/plan/placement_budget.cc use
-// this header. placement_budget.cc decides which attempts are made.
+// (engine/plan/placement_host.cc). Only three files use this header: placement_planner.cc,
+// placement_host.cc and engine/plan/placement_budget.cc. The file placement_budget.cc decides which
+// attempts are made.
 //
-// One more home on the device can make the whole placement too large. For example, the first unit
-// on the device no longer needs host memory for its parameters. But the update of these parameters
-// now needs buffers in host memory. So the caller can tell an attempt which kinds of state stay off
-// the device (PlacementThrift).
+// If the state of one more unit stays on the device, the whole placement can become too large. For
+// example, the first unit on the device no longer needs host memory for its parameters. But the
+// update of this unit's parameters then needs buffers in host memory. So the caller chooses for
+// each attempt which kinds of state stay off the device (PlacementThrift).
 //
-// Thread rule: one thread, because one call of plan_placement() owns the object. An object makes
-// one attempt. To make another attempt, copy the object first.
+// Thread rule: only one thread uses the object, because one call of plan_placement() owns the
+// object. An object makes one attempt. To make another attempt, copy the object first.
 #pragma once
 
 #include <optional>

@@ -1,9 +1,10 @@
 // The meter measures the present use of each tier's pools, and the peak use in each phase of a
-// step. A buffer is counted while it is lent. A home of state is counted from the time when it is
-// filled. A gradient is counted while it waits for its update. On storage, a shadow is counted
+// step. A buffer is counted while it is lent. A home of state is counted as soon as the home holds
+// the state. A gradient is counted while it waits for its update. On storage, a shadow is counted
 // until it is adopted or dropped, and an activation is counted until its last read. Some pools are
-// counted as full all the time, because their owners do not report their use. These pools are the
-// activation window, the homes of activations in host memory, and the tallies.
+// always counted as full, because the owners of the pools do not report the bytes in use. The pools
+// that are always counted as full are the activation window, the homes of activations in host
+// memory, and the tallies.
 //
 // Thread rule: only the scheduler's thread may use the meter.
 // Invariant: the bytes in use in a pool are never more than the pool's size.
@@ -23,8 +24,8 @@ std::uint64_t capacity_of(const Placement& placement, MemoryPool pool);
 
 class PoolMeter {
  public:
-  // Sets the sizes of the pools of `placement`. From now on, pools whose owners do not report their
-  // use count as full.
+  // Sets the sizes of the pools of `placement`. From now on, a pool is counted as full if its owner
+  // does not report the bytes in use.
   void open(const Placement& placement);
   void set_capacity(MemoryPool pool, std::uint64_t size_bytes);
   void lend(MemoryPool pool, std::uint64_t size_bytes);

@@ -1,5 +1,6 @@
-// The sequence of unit uses in one step. The model's orders determine this sequence in advance. The
-// sequence determines prefetch, eviction and the last gradients of units. The functions are pure.
+// A schedule is the sequence in which one step uses the units. The model's orders determine this
+// sequence in advance. The sequence determines prefetch, eviction and the last gradients of units.
+// The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace sluice {
 struct ScheduledUse {
   UnitId unit{};
   Pass pass = Pass::kForward;
-  // Whether the gradient of this use is the unit's first or last gradient in the step. Both values
-  // are always false in the forward pass and for frozen units.
+  // The two values say whether the gradient of this use is the unit's first or last gradient in the
+  // step. Both values are always false in the forward pass and for frozen units.
   bool first_gradient = false;
   bool final_gradient = false;
 };
@@ -34,8 +35,8 @@ void mark_gradients(const ModelSpec& model, Schedule& schedule);
 // Returns a schedule that consists of three parts: the first `acquired` uses of `expected`, the
 // unexpected use, and the uses that may still come. If `expected` has a later use of `unit` in
 // `pass`, only the uses after this later use may still come. Otherwise all remaining uses may still
-// come. From `acquired` on, first_gradient and final_gradient are false, because the first and last
-// gradients are not known yet.
+// come. After the first `acquired` uses, first_gradient and final_gradient are false in every use,
+// because the first and last gradients are not known yet.
 Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass);
 
 // Returns the schedule of one forward pass without gradients.

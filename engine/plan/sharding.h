@@ -1,5 +1,6 @@
-// The part of the state that each rank keeps if there are several ranks. The ZeRO stages and groups
-// are settings of one mechanism, the layout's Shard. The functions are pure.
+// These functions compute the part of the state that each rank keeps if there are several ranks.
+// One mechanism, the layout's Shard, implements both the ZeRO stages and the groups. The functions
+// are pure.
 #pragma once
 
 #include <cstdint>
@@ -24,14 +25,16 @@ std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 // combined with groups.
 std::uint32_t first_level_ranks(const Config::Sharding& sharding, std::uint32_t count);
 
-// The part of the state that rank `rank` of `count` ranks keeps. The requirements are the same as
-// for group_size(). The call fails in the same cases as group_size().
+// Returns the part of the state that one of `count` ranks keeps. `rank` is the number of this rank.
+// The requirements are the same as for group_size(). The call fails in the same cases as
+// group_size().
 Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32_t count);
 
-// Whether ranks add up gradients after every use. If gradients are sharded, ranks always add up the
-// gradient of every use. With one micro-batch, or in vertical order, ranks also add up the gradient
-// of every use. Then all ZeRO stages give the same bits. In all other cases, ranks add up each
-// unit's sum once per step.
+// Returns whether ranks add up gradients after every use. If gradients are sharded, ranks always
+// add up the gradient of every use. With one micro-batch, or in vertical order, ranks also add up
+// the gradient of every use. If the gradient of every use is added up, all ZeRO stages give the
+// same bits. In all other cases, each rank first sums a unit's gradients itself, and the ranks add
+// up these sums once per step.
 bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatchOrder order);
 
 // The device memory that each of `count` ranks needs in addition to the pools.

@@ -1,4 +1,4 @@
-// The plans of a step contain everything that is known before the step runs. These are the
+// The plans of a step contain everything that is known before the step runs. The plans describe the
 // schedule, the places of units in the device window, and the movement of boundary activations. The
 // sequence of activations stays the same even if the schedule changes. A plan is made only once for
 // each number and order of micro-batches, and is then kept.
@@ -39,14 +39,15 @@ class StepPlans {
 
   // Returns the new plan of a step. The step has followed `plan` up to `progress`, and now uses
   // `unit` instead of the planned unit. After the last planned use, an inference may use the first
-  // unit again. This means that the inference has another batch. In this case, the new plan expects
-  // twice as many batches. So a few changes of the plan are enough for any number of batches.
+  // unit again. If an inference uses the first unit again, the inference has another batch. In this
+  // case, the new plan expects twice as many batches. So a few changes of the plan are enough for
+  // any number of batches.
   // Fails with kOutOfMemory if the window cannot hold `unit` together with the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;
-  // From now on, the plans expect that inferences follow `schedule`. expect_training() does the
-  // same for steps with this number and this order of micro-batches. A call has no effect if the
-  // window cannot be planned for `schedule`.
+  // expect_inference() makes the plans expect that later inferences follow `schedule`.
+  // expect_training() makes the plans expect `schedule` for steps with the given number and order
+  // of micro-batches. A call has no effect if the window cannot be planned for `schedule`.
   void expect_inference(Schedule schedule);
   void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);

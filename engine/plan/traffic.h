@@ -1,6 +1,7 @@
 // The functions predict the bytes that one step moves between host and storage. The number of these
-// bytes is known before the step runs. The number is the sum of the window plan's fetches and the
-// optimizer pass's reads and writes. A meter counts the bytes of the real steps for comparison.
+// bytes is known before the step runs. The number includes the bytes that the window plan fetches,
+// and the bytes that the optimizer pass reads and writes. A meter counts the bytes of the real
+// steps for comparison.
 //
 // Thread rule: the predictions are pure. A meter may be used by one thread at a time.
 #pragma once
@@ -36,21 +37,21 @@ class TrafficMeter {
   std::vector<IoCounters> at_resume_;  // by drive
 };
 
-// The bytes of the parameters of `unit` that are at home on storage.
+// Returns how many bytes of the parameters of `unit` have their home on storage.
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
 // The bytes of state that an update of `unit` reads from storage. The update writes the same number
 // of bytes.
 std::uint64_t nvme_update_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
-// For each unit, whether a step that follows `schedule` updates the unit.
+// The result says for each unit whether a step that follows `schedule` updates the unit.
 std::vector<bool> updated_units(const Layout& layout, const Placement& placement,
                                 const Schedule& schedule);
 
-// The bytes of gradients that a step writes to storage, where the gradients wait for the update.
-// The step reads the same number of bytes. Every backward use writes its unit's sum of gradients.
-// Every backward use after the unit's first backward use also reads the sum so far. The update
-// reads the final sum.
+// Returns the number of bytes of gradients that a step writes to storage. The gradients wait there
+// for the update. The step reads the same number of bytes. Every backward use writes its unit's sum
+// of gradients. Each backward use of a unit, except the first, also reads the sum that the previous
+// backward use has written. The update reads the final sum.
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule);
 

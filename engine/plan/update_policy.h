@@ -33,7 +33,8 @@ class UpdatePolicy {
   Config::Optimizer config_;
   bool may_be_tentative_;
 
-  // One bit for each of the last 32 steps. Steps before the first step count as clipped.
+  // One bit for each of the last 32 steps. At first, all bits are set, as if 32 earlier steps had
+  // been clipped.
   std::uint32_t recent_clips_ = ~0u;
   bool keeps_schedule_ = true;
 };

@@ -18,9 +18,9 @@
 
 namespace sluice {
 
-// A unit's position in the order in which units should make room. A unit whose next use is later
-// comes earlier in this order. Among units with the same next use, the unit whose last use is
-// longest ago comes first.
+// A unit's position in the order in which units should make room. The unit with the latest next use
+// comes first in this order. Among units with the same next use, the unit whose last use is longest
+// ago comes first.
 struct WindowTurn {
   std::uint32_t next_use = 0;
   std::uint32_t last_use = 0;  // 0 for a unit that was only fetched ahead
@@ -40,8 +40,8 @@ class WindowPlaces {
   WindowPlaces(std::size_t unit_count, std::uint64_t window_bytes);
 
   const WindowResident* find(std::uint32_t unit) const;
-  // Puts a unit at a place. The units that were there lose their places, and the unit loses its
-  // former place.
+  // Puts a unit at a place. All units that overlap this place lose their places. The unit that is
+  // put there loses its former place.
   void put(const WindowResident& resident, std::uint32_t next_use);
   // Requires: the unit has a place.
   void set_uses(std::uint32_t unit, std::uint32_t last_use, std::uint32_t next_use);

@@ -1,17 +1,18 @@
-// The plan says which bytes of the device window each use of a unit occupies, and which uses must
-// fetch their unit. The schedule is known, so the plan decides in advance when each unit is in the
-// window. Belady's rule chooses the unit that is evicted. This is the unit whose next use is
-// latest. The plan is a pure function of (schedule, sizes, window). So the plan determines the
-// exact bytes that a step moves, and timing has no influence on these bytes.
+// For each use of a unit, the plan says which bytes of the device window the unit occupies. The
+// plan also says which uses must fetch their unit. The schedule is known, so the plan decides in
+// advance when each unit is in the window. Belady's rule chooses the unit that is evicted. The
+// chosen unit is the one with the latest next use. The plan is a pure function of (schedule, sizes,
+// window). So the plan determines the exact bytes that a step moves, and timing has no influence on
+// these bytes.
 //
 // If several leases are held, their units can occupy the place that the next unit needs. If
-// Belady's rule fails because of such units, the step is planned again with a retreat. A stay is
+// Belady's rule fails because of held units, the step is planned again with a retreat. A stay is
 // the time that a unit spends in the window. A retreat reserves a place for each stay. The places
 // of units that are held at the same time never overlap. In a plan with a retreat, other units may
-// come while a unit is held. The held unit avoids the reserved places of these other units. So the
-// next unit always has room, at least in its own reserved place. With two leases, units are placed
-// alternately at the two ends of the window. So the window is large enough if it can hold any two
-// units that are used one after the other.
+// enter the window while a unit is held. The held unit avoids the reserved places of these other
+// units. So the next unit always has room, at least in its own reserved place. With two leases,
+// units are placed alternately at the two ends of the window. So the window is large enough if it
+// can hold any two units that are used one after the other.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +26,10 @@ namespace sluice {
 struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
   bool fetch = false;              // false: the unit is already there, or homed on the device
-  // The entries are indices into the schedule. Some entries are uses whose units this fetch
+  // The entries are indices into the schedule. Some entries are uses of the units that this fetch
   // overwrites. The other entries are uses of this unit at another place in the window. Each entry
-  // is the last earlier use of its unit. All uses in the list must have been released and computed
-  // before a copy may start.
+  // is the latest use of its unit before this use. All uses in the list must have been released and
+  // computed before a copy may start.
   std::vector<std::uint32_t> evicted_uses;
 };
 
@@ -59,16 +60,16 @@ struct WindowProgress {
 };
 
 // `unit_bytes[u]` is the size of unit u in the window. The size is 0 for a unit whose home is the
-// device. The uses k - concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so
-// their units stay. Every window of at least least_window_bytes() works.
-// Fails with kOutOfMemory if the window cannot hold the leases of some use. The message names a
-// number of bytes that would suffice.
+// device. When use k is acquired, the previous concurrent_leases - 1 uses are still held, so their
+// units stay. A window works if it is not smaller than least_window_bytes().
+// Fails with kOutOfMemory if the window is too small for the units that are leased at the same
+// time. The message names a number of bytes that would suffice.
 WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                        std::uint64_t window_bytes, std::uint32_t concurrent_leases);
 
-// Does the same as plan_window() for a changed schedule. `plan` was made for `schedule`. Up to
-// `progress.acquired`, `changed` equals `schedule`. Units that have been fetched ahead keep their
-// places as long as these units may be needed.
+// Does the same as plan_window() for a changed schedule. `plan` was made for `schedule`. The first
+// `progress.acquired` uses are the same in `changed` and in `schedule`. Units that have been
+// fetched ahead keep their places as long as these units may be needed.
 // Fails with the errors of plan_window(). With several leases, the call also fails if held units
 // leave no place for the next unit.
 WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
@@ -85,8 +86,8 @@ std::uint64_t least_window_bytes(const Schedule& schedule,
                                  std::uint32_t concurrent_leases);
 
 // For each sequence of `leases` consecutive uses, the function adds up the sizes of the distinct
-// units. The result is the largest of these sums. A window for `leases` leases must be at least as
-// large as this result.
+// units. The result is the largest of these sums. A window that holds this number of leases must be
+// at least as large as the result.
 std::uint64_t leased_bytes_max(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                                std::uint32_t leases);
 

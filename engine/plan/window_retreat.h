@@ -3,8 +3,8 @@
 // functions are pure, and any thread may call them.
 //
 // A stay is a unit's time in the window, from a use until the unit is no longer held. If a unit is
-// used again before the end of its stay, the unit has to keep its place. With `leases` leases, use
-// k is held until use k + leases is acquired.
+// used again before the end of its stay, the unit has to keep its place. The use with the number k
+// is held until the use with the number k + `leases` is acquired.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,9 @@ WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::uint64_t window_bytes);
 
 // Each stay is put at the lowest address that the earlier stays leave free. The function makes
-// three attempts: the first takes the stays in order of time, and the second takes the stays in
-// order of size. The third attempt puts all units side by side. The function returns the smallest
-// of the three results.
+// three attempts. The first attempt takes the stays in order of time. The second attempt takes the
+// stays in order of size. The third attempt puts all units side by side. The function returns the
+// smallest of the three results.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
 

@@ -1,9 +1,9 @@
 // The function predicts the peak memory that one rank uses in each phase of a step. The prediction
 // is derived from the placement and the schedule. The result predicts StepReport::buffers. Under
-// the policy "serial", the values are exact for state at home, the window, gradients, and pools
-// that always count as full. For buffers, the values are upper limits, because the use of buffers
-// depends on timing. Under the other policies, the values for gradients and shadows are upper
-// limits, too. The function is pure.
+// the policy "serial", the values are exact for four kinds of memory: state at home, the window,
+// gradients, and pools that always count as full. For buffers, the values are upper limits, because
+// the use of buffers depends on timing. Under the other policies, the values for gradients and
+// shadows are upper limits, too. The function is pure.
 #pragma once
 
 #include <cstdint>

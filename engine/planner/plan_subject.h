@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// The largest number of blocks in a simulation that gives only a first guess. For most steps, the
-// error of this guess is less than 0.1 % of the time (docs/results/plans.md).
+// A simulation for a first guess has at most this number of blocks. For most steps, the guessed
+// time is wrong by less than 0.1 % (docs/results/plans.md).
 inline constexpr std::uint64_t kBlocksOfAGlance = 2 << 10;
 
 class Planning {
@@ -28,12 +28,13 @@ class Planning {
   Rates rates(double compute_factor = 1) const;
   double compute_s(const Rates& rates) const;  // per step
 
-  // Plans a placement, but not the cost of a step. If the placement is impossible, the result names
-  // the obstacle.
+  // Returns the planned placement, without the cost of a step. If the placement is impossible, the
+  // result names the obstacle.
   PlannedPlacement place(const std::string& name, const Config::Placement& choices) const;
-  // Plans the config's own choices under another policy. Another policy may need other buffers.
+  // Returns the plan for the config's own placement under the policy `policy`. Another policy may
+  // need other buffers.
   PlannedPlacement place_under(OverlapPolicy policy) const;
-  // Plans the config's own choices with another processor for the updates.
+  // Returns the plan for the config's own placement, with the updates on `processor`.
   PlannedPlacement place_on(UpdateProcessor processor) const;
   // `blocks_max` is the largest number of blocks in the simulation. bound_of_blocks() uses
   // `blocks_max` with the same meaning.

@@ -17,9 +17,9 @@ struct PlanRequest {
   Config config;
   ModelSpec model;     // the whole model
   RunMachine machine;  // the plan is for rank 0
-  // For each unit, the floating-point operations of a forward use. A backward use takes twice as
-  // many operations as a forward use. If activations are recomputed, a backward use takes three
-  // times as many operations as a forward use.
+  // The number of floating-point operations in a forward use of each unit. A backward use takes
+  // twice as many operations as a forward use. If activations are recomputed, a backward use takes
+  // three times as many operations as a forward use.
   std::vector<double> forward_flops;
   std::uint32_t micro_batches = 1;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
@@ -28,12 +28,13 @@ struct PlanRequest {
   double flops = 0;
 };
 
-// Returns the first line of an obstacle. This line is short enough for a row of a table.
+// Returns the first line of the text of an obstacle. This line is short enough for a row of a
+// table.
 std::string in_short(const std::string& obstacle);
 
-// Does the same as plan_run(), except in two cases: the plan does not fit, or several ranks cannot
-// have such homes. In these two cases, the call does not throw. The result is then empty, and
-// `obstacle` is set to the message.
+// Does the same as plan_run(), except in two cases: the plan does not fit, or the homes are
+// impossible with several ranks. In these two cases, the call does not throw. The result is then
+// empty, and `obstacle` is set to the message.
 std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const RunMachine& machine, std::string& obstacle);
 
@@ -65,8 +66,8 @@ struct PlannedPlacement {
 // - host: everything is in host memory.
 // - nvme: everything is on storage.
 // - mixed: the planner chooses the homes within the budgets.
-// If several ranks cannot have a placement, the `obstacle` of this placement says why.
-// Fails with kConfig if several ranks cannot have the config's own placement.
+// If a placement is impossible with several ranks, the `obstacle` of this placement says why.
+// Fails with kConfig if the config's own placement is impossible with several ranks.
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
 
 }  // namespace sluice

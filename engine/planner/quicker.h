@@ -15,7 +15,7 @@ namespace sluice {
 
 struct Quicker {
   double step_s = 0;
-  // The config's placement with the change.
+  // The placement of the config after the change.
   Config::Placement placement;
   OverlapPolicy overlap{};
   UpdateProcessor update_on{};
@@ -38,8 +38,8 @@ struct MoreMemory {
 };
 
 // The function tries a few larger budgets, from 1.25 times to 4 times the present budget. Returns
-// the smallest of these budgets that makes the step at least 5 % quicker than the step of `own`.
-// `own` is the config's own placement. The result is empty if there is no such budget.
+// the smallest tried budget with which the step is at least 5 % quicker than with `own`. `own` is
+// the config's own placement. The result is empty if there is no such budget.
 std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own);
 
 // The settings that make the change, such as "placement.parameters=auto

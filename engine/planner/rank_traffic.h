@@ -1,5 +1,5 @@
-// Predicts the bytes of a rank's collectives in a step. The functions are pure, and any thread may
-// call them.
+// The functions predict how many bytes a rank's collectives move in a step. The functions are pure,
+// and any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// The counts equal the counts of StepReport::rank_traffic in the steady state. For one rank, all
+// The result equals StepReport::rank_traffic of a step in the steady state. For one rank, all
 // counts are 0. `layout` is the layout of one of `ranks` ranks, and `placement` belongs to this
 // layout.
 RankTraffic predict_rank_traffic(const Config::Sharding& sharding, std::uint32_t ranks,

@@ -1,8 +1,8 @@
 // The plan of a run. The plan contains the part of the state that each rank keeps, the budgets, the
 // size of every pool, and the home of every block. The plan also says when blocks are updated. Only
 // this file makes such plans. The engine, `sluice plan`, `trace whatif` and the benches use this
-// plan. The choice of the micro-batches' order and the check of the host's memory use this plan,
-// too. So all these users have the same plan as the run.
+// plan. The code that chooses the order of the micro-batches uses this plan, too. The code that
+// checks the host's memory also uses this plan. So all of this code has the same plan as the run.
 //
 // Thread rule: any thread may call the functions. The functions are pure, except that they call
 // RunMachine::free_bytes.
@@ -18,8 +18,8 @@ namespace sluice {
 
 struct RunPlan {
   Placement placement;
-  // The policy of the config. If the config says "auto", `policy` is the policy that a step has
-  // while clipping is rare.
+  // The policy of the config. If the config says "auto", `policy` is the policy of a step as long
+  // as gradients are rarely clipped.
   OverlapPolicy policy{};
 };
 

@@ -32,10 +32,11 @@ class RankSequence {
   RankSequence(std::unique_ptr<Collectives> collectives, Device& device)
       : collectives_(std::move(collectives)), device_(device) {}
 
-  // Calls `issue`, and later `then`. `issue` enqueues operations of this sequence and the work that
-  // belongs to these operations. `then` runs on the scheduler's thread. If operations may block
-  // their caller, another thread calls `issue`, perhaps after submit() has returned. If operations
-  // do not block their caller, submit() calls `issue` and `then` before it returns.
+  // Calls `issue`, and later `then`. The function `issue` enqueues operations of this sequence,
+  // together with the work that belongs to these operations. `then` runs on the scheduler's thread.
+  // If operations may block their caller, another thread calls `issue`, perhaps after submit() has
+  // returned. If operations do not block their caller, submit() first calls `issue` and `then`, and
+  // returns afterwards.
   template <class Issue, class Then>
   void submit(Scheduler& scheduler, const Issue& issue, const Then& then) {
     if (!collectives_->may_block()) {
@@ -48,8 +49,8 @@ class RankSequence {
       scheduler.post(then);
     });
   }
-  // `issue` enqueues operations of collectives() on `stream`. All of these operations form one
-  // span.
+  // The function `issue` enqueues operations of collectives() on `stream`. All of these operations
+  // form one span.
   template <class Issue>
   void run(const CollectiveSpan& span, StreamId stream, const Issue& issue) {
     device_.notify(stream, [this, span] { begin(span); });

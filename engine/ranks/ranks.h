@@ -94,16 +94,17 @@ class Ranks {
   // Adds up the gradients that the ranks have for a unit. The addition takes place in
   // `reduction.slot`, after the work that is now on `stream`. Afterwards, the part of the slot that
   // this rank owns contains the sum. If ranks do not share optimizer state, the whole slot contains
-  // the sum. `then` runs on the scheduler's thread. If `then` or later code enqueues work on
-  // `stream`, this work waits for the sum. If operations do not block their caller, `then` has
-  // already run when the call returns. Requires: `then` of the previous call has run.
+  // the sum. The function `then` runs on the scheduler's thread. If the function `then` or later
+  // code enqueues work on `stream`, this work waits for the sum. If operations do not block their
+  // caller, the function `then` has already run when the call returns. Requires: the function
+  // `then` of the previous call has run.
   void reduce(Scheduler& scheduler, const Reduction& reduction, StreamId stream,
               const std::function<void()>& then);
   // The part of `gathered_bytes` that moves from one node to another.
   std::uint64_t crossing_bytes(std::uint64_t gathered_bytes) const {
     return has_nodes() ? gathered_bytes / first_level_ : 0;
   }
-  // The bytes moved since the last call.
+  // Returns the traffic since the last call.
   RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
 
   // Replaces `sums` by the sums over the ranks, and `ranges` by the unions over the ranks. One
@@ -113,17 +114,17 @@ class Ranks {
   // Fails with kRanks if a rank is gone or has failed.
   void all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
                   std::string_view subject);
-  // Returns the bytes `own` of every rank, in the order of the ranks. The bytes are sent in pieces.
-  // The number of bytes and the time grow with the number of ranks. The call blocks until all ranks
-  // have exchanged their bytes. The call can fail in the same ways as all_reduce().
+  // Returns the bytes that every rank passes as `own`, in the order of the ranks. The bytes are
+  // sent in pieces. The number of bytes and the time grow with the number of ranks. The call blocks
+  // until all ranks have exchanged their bytes. The call can fail in the same ways as all_reduce().
   std::vector<std::byte> exchange(std::span<const std::byte> own, std::string_view subject);
   // Copies `data` of rank `root` to all other ranks.
   void broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject);
-  // Returns the bytes `own` of every rank, in the order of the ranks. The numbers of bytes may
-  // differ from rank to rank.
+  // Returns the bytes that every rank passes as `own`, in the order of the ranks. The numbers of
+  // bytes may differ from rank to rank.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own,
                                              std::string_view subject);
-  // Returns rank 0's text on all ranks.
+  // Returns the text of rank 0. All ranks get the same result.
   std::string share(const std::string& text, std::string_view subject);
   // Checks that every rank gives the same description.
   // Fails with kRanks if the descriptions differ. The message names `subject` and the ranks that

@@ -14,8 +14,8 @@
 
 namespace sluice {
 
-// Returns the section "engine" of a run on `ranks` ranks. `model` is a result of validated().
-// `layout` and `placement` belong to `config`.
+// Returns the text of the trace's section "engine". The run has `ranks` ranks. `model` is a result
+// of validated(). `layout` and `placement` belong to `config`.
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
                             const Placement& placement, std::uint32_t ranks);
 

@@ -45,9 +45,10 @@ class Scheduler {
   // Does the same as await(), but ignores failures, so that the engine can shut down in order.
   void await_settled(const std::function<bool()>& ready);
 
-  // After every batch of tasks, the thread runs `settle` before it checks the waiters. `settle` is
-  // repeated until it returns false. `settle` returns false if no state machine has made progress.
-  // If `settle` is empty, the thread no longer calls a function after its batches.
+  // After every batch of tasks, the thread runs `settle` before it checks the waiters. The thread
+  // calls `settle` again and again until `settle` returns false. `settle` returns false if no state
+  // machine has made progress. If `settle` is empty, the thread no longer calls a function after
+  // its batches.
   void settle_with(std::function<bool()> settle);
 
   // Keeps `error` if it is the first failure, and wakes every waiter.
@@ -63,7 +64,8 @@ class Scheduler {
   // The work that the state machines have under way. Only the scheduler's thread may use this
   // object.
   WorkMeter& work() { return work_; }
-  // The buffers that the state machines have lent. Only the scheduler's thread may use this object.
+  // Returns the meter of the buffers that are in use by the state machines. Only the scheduler's
+  // thread may use this object.
   PoolMeter& pools() { return pools_; }
 
  private:

@@ -1,11 +1,11 @@
 // The timeline records how the time of a step was spent. The time consists of computation and of
-// waits. Computation is measured on its stream, and each wait has a reason. The step loop reports
-// when computation arrives at a unit, and when computation resumes with the unit. For the time
-// between the two reports, the step loop reports why the unit is not ready. When the step ends, the
-// timeline combines these reports.
+// waits. Events on the device's stream measure the time of computation. Each wait has a reason. The
+// step loop reports when computation arrives at a unit, and when computation resumes with the unit.
+// For the time between the two reports, the step loop reports why the unit is not ready. When the
+// step ends, the timeline combines these reports.
 //
-// While a trace is written, spans are recorded when they end, and running spans are announced. So
-// even the trace of a killed run shows the work of the run's last step.
+// While a trace is written, each span is recorded when the span ends. Spans that are still running
+// are announced. So even the trace of a killed run shows the work of the run's last step.
 //
 // Thread rule: the scheduler's thread calls waits_for() and ready(), while the application's thread
 // waits for these calls. The application's thread calls everything else. Between these calls, the
@@ -57,18 +57,18 @@ class StepTimeline {
   // of uses. For an inference, only the calls of acquire() are recorded.
   void begin(const Schedule& schedule, std::uint64_t step);
 
-  // Called when the schedule has changed. The change then counts as the cause of all waits of the
-  // next use.
+  // Called when the schedule has changed. If the next use has to wait, the change counts as the
+  // cause.
   void change();
-  // Called when the step gets `uses` more uses.
+  // This function is called when `uses` further uses are added to the step.
   void lengthen(std::size_t uses);
 
-  // Computation on `stream` reaches `use` when the work that was enqueued before arrive() is done.
-  // Computation resumes when the work that was enqueued between arrive() and resume() is done. If
-  // `copies` is set, the wait between these two points is a wait for copies to the device. If
-  // `gather_begun_ns` points to a time other than 0, computation waits for other ranks from that
-  // time on. The timeline reads this time after the use's event. The object with the time must
-  // outlive the step.
+  // Computation reaches the use with the number `use` when `stream` has done the work that was
+  // enqueued before arrive(). Computation resumes when the work that was enqueued between arrive()
+  // and resume() is done. If `copies` is set, the wait between these two points is a wait for
+  // copies to the device. If `gather_begun_ns` points to a time other than 0, computation waits for
+  // other ranks from that time on. The timeline reads the time in `gather_begun_ns` when the use
+  // has resumed. The object with the time must outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
   struct Resumption {
     ScheduledUse scheduled;
@@ -78,12 +78,12 @@ class StepTimeline {
   void resume(std::uint32_t use, StreamId stream, const Resumption& how);
 
   // The call records that computation waited for `cause` between the two events. An example of
-  // `cause` is a boundary activation. Both events come after the resumption of the last use.
-  // Neither event may be recorded again until the step has ended.
+  // `cause` is a boundary activation. Both events are recorded after computation has resumed with
+  // the last use. Neither event may be recorded again until the step has ended.
   void pause(EventId asked, EventId granted, const WaitCause& cause);
 
-  // From now on, the use with the number `use` waits for `cause`. If `cause` has no reason, the use
-  // waits for nothing. The use `kTraceNone` stands for the end of the step.
+  // From now on, the use with the number `use` waits for `cause`. If the reason of `cause` is
+  // kNone, the use no longer waits. The number kTraceNone stands for the end of the step.
   void waits_for(std::uint32_t use, WaitCause cause);
   void ready() { waits_for(kTraceNone, {}); }
 
@@ -99,8 +99,8 @@ class StepTimeline {
   // Called when the step ends without a call of finish().
   void abandon();
 
-  // For each unit, the mean time in seconds that computation takes per use. The first step is left
-  // out. The result is empty before the second step has ended.
+  // Returns the mean time, in seconds, that computation takes for one use of each unit. The first
+  // step is left out. The result is empty before the second step has ended.
   std::vector<UnitTime> unit_times() const;
 
  private:
@@ -131,15 +131,16 @@ class StepTimeline {
   enum class Phase : std::uint8_t { kComputing, kStalled, kEnding };
 
   void close_segment(std::uint64_t now_ns);
-  // Lays out all parts of the step that are known to have ended. If `all` is set, the function lays
-  // out all parts.
+  // Divides the step into parts, up to the last part that is known to have ended. If `all` is set,
+  // the function divides the whole step.
   void advance(std::uint64_t now_ns, bool all);
   bool advance_once(std::uint64_t now_ns, bool all);
   bool lay_pauses(std::uint64_t now_ns, bool all);
   void poll();
   void announce(std::uint64_t now_ns);
 
-  // The device's time of `event`, relative to the first event of the step.
+  // Returns the time of `event` on the device's clock. The time is counted from the first event of
+  // the step.
   std::int64_t device_ns(EventId event) const;
   void refine_offset(std::uint64_t called_ns, const Event& event);
   std::uint64_t time_of(EventId event, std::uint64_t now_ns) const;
@@ -151,7 +152,8 @@ class StepTimeline {
   const Layout& layout_;
   Device& device_;
 
-  // Guarded by mutex_: the drainer reads what the two other threads write.
+  // Guarded by mutex_. The drainer reads these members, and the two other threads write these
+  // members.
   mutable std::mutex mutex_;
   std::vector<Use> uses_;  // as many as the longest schedule so far
   std::vector<Computed> computed_;
@@ -170,8 +172,8 @@ class StepTimeline {
   std::vector<Segment> segments_;  // in order of time
   std::vector<Pause> pauses_;      // likewise
 
-  // The step has been laid out up to the time cursor_ns_. At this time, computation is in the phase
-  // `phase_` of the use next_use_.
+  // The step has been divided into parts up to the time cursor_ns_. phase_ is the state of
+  // computation at this time. next_use_ is the first use that has not resumed by this time.
   Phase phase_ = Phase::kComputing;
   std::uint32_t next_use_ = 0;
   std::size_t next_segment_ = 0;

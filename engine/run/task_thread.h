@@ -3,7 +3,7 @@
 // the task is done sooner, because waking two threads takes longer than most tasks. Tasks that
 // capture at most two pointers need no allocation.
 // Thread rule: any thread may call post() and post_here(). The destructor runs the tasks that were
-// posted before it, and then joins the thread.
+// posted earlier, and then joins the thread.
 // Invariants: tasks run one at a time, in order, on this thread or in post_here(). All tasks run in
 // the floating-point environment of base/float_environment.h.
 #pragma once

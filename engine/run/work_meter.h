@@ -21,7 +21,7 @@ class WorkMeter {
   void begin(Work work);
   void end(Work work);
 
-  // The times since the last call.
+  // Returns the busy times since the last call of take().
   WorkTimes take();
 
  private:

@@ -1,7 +1,7 @@
-// The worker has a thread that runs the engine's arithmetic. The arithmetic is Adam, gradient
-// accumulation and norms. Tasks run in the order in which they were posted, and CpuOptimizer
-// spreads each task over the cores. Because the arithmetic has its own thread, the scheduler is
-// free for completions.
+// The worker has a thread that runs the engine's arithmetic. The arithmetic consists of Adam,
+// gradient accumulation and norms. Tasks run in the order in which they were posted, and
+// CpuOptimizer spreads each task over the cores. Because the arithmetic has its own thread, the
+// scheduler's thread has time to handle completions.
 // Thread rule: the scheduler's thread calls post() and post_here().
 #pragma once
 

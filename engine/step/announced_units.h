@@ -1,8 +1,8 @@
 // The uses of announced units in a step. The object knows the order of these uses, and how many of
-// them have been acquired. The fetches for announced uses have a plan of their own. The schedule's
-// fetches have another plan. With several ranks, local units (UnitSpec::is_local) have an order, a
-// plan and places of their own. The reason is that ranks use local units at different times, but
-// must gather all other units at the same times.
+// them have been acquired. The fetches for announced uses have a plan of their own. The fetches for
+// the uses in the schedule have a different plan. With several ranks, local units
+// (UnitSpec::is_local) have an order, a plan and places of their own. The reason is that ranks use
+// local units at different times, but must gather all other units at the same times.
 //
 // Thread rule: the application's thread calls check(), next(), has_come() and are_shared_over().
 // The application's thread also calls add(), but only while the scheduler's thread waits. The
@@ -42,8 +42,8 @@ class AnnouncedUnits {
   // returns the number of a unit. all() returns the units in the order of their numbers.
   std::uint32_t number_of(UnitId unit) const { return numbers_[index_of(unit)]; }
   std::span<const UnitId> all() const { return all_; }
-  // Checks that the next use is a use of `unit` in `pass`.
-  // Fails with kInvalidArgument if another use is next.
+  // Checks that the next announced use has the unit `unit` and the pass `pass`.
+  // Fails with kInvalidArgument if the next use has another unit or another pass.
   void check_next(UnitId unit, Pass pass) const;
   // next() returns the next use of a unit of the same kind as `unit`. come() returns how many uses
   // of units of this kind have been acquired.
@@ -68,7 +68,7 @@ class AnnouncedUnits {
   void take_moved(StepReport& report);
 
  private:
-  // A sequence of uses, and the fetches for these uses.
+  // A Line has a sequence of uses, and a prefetcher for these uses.
   struct Line {
     AnnouncedUses uses;
     Prefetcher fetches;

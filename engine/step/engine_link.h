@@ -1,5 +1,6 @@
-// Connects leases, steps and inferences to their engine. The link outlives all of these objects. An
-// object uses the link to find out whether its step or its engine still exists.
+// Connects leases, steps and inferences to their engine. The link outlives the engine, and all
+// leases, steps and inferences of the engine. An object uses the link to find out whether its step
+// or its engine still exists.
 //
 // Thread rule: any thread may read `call`. All other members are used only during a call or in a
 // destructor.
@@ -19,7 +20,7 @@ class Layout;
 class StepLoop;
 
 struct EngineLink {
-  // Null after the engine has been destroyed.
+  // The next four pointers are null after the engine has been destroyed.
   StepLoop* loop = nullptr;
   ActivationFlow* activations = nullptr;
   const Layout* layout = nullptr;
@@ -32,7 +33,7 @@ struct EngineLink {
   // If the step or inference with number `number` is still open, the call abandons this step or
   // inference.
   void abandon(std::uint64_t number) noexcept;
-  // Called when the engine is about to be destroyed.
+  // The engine calls this function before the engine is destroyed.
   void cut() noexcept;
   // Fails with kInvalidArgument if the stream is empty or belongs to another device.
   void require_stream(const char* name, const Stream& stream) const;

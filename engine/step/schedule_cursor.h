@@ -5,7 +5,8 @@
 //
 // Thread rule: the application's thread. The scheduler's thread also reads the schedule, so
 // follow() runs on that thread.
-// Invariant: the uses before next() have been acquired, and all other uses are expected.
+// Invariant: the uses with a number below next() have been acquired, and all other uses are still
+// expected.
 #pragma once
 
 #include <string>
@@ -23,8 +24,8 @@ class ScheduleCursor {
 
   void begin_training(std::uint32_t micro_batches, MicroBatchOrder order);
   void begin_inference();
-  // If `is_example` is true, the next step of the same shape is expected to use the units in the
-  // same order.
+  // If `is_example` is true, the next step of the same shape is expected to repeat this step's
+  // order of units.
   void end(bool is_example);
 
   bool is_active() const { return plan_ != nullptr; }
@@ -37,8 +38,8 @@ class ScheduleCursor {
   bool is_over() const { return next_use_ == plan_->schedule.size(); }
   bool expects(UnitId unit, Pass pass) const;
   // `call` is the name of the application's call. This call needs the gradients of a step.
-  // Fails with kInvalidArgument if no step is active, if leases are held, or if no unit has had a
-  // use in backward.
+  // Fails with kInvalidArgument if no step is active, if leases are held, or if no unit has been
+  // used in the backward pass.
   void require_gradients(const char* call, std::uint32_t leases_held) const;
   // Describes a use in words, for messages. If `use` equals the number of uses, the text describes
   // the end of the step.
@@ -70,9 +71,9 @@ class ScheduleCursor {
   StepPlan changed_plan_;           // plan_ points here after computation has left the schedule
   std::uint32_t next_use_ = 0;
   std::uint32_t changes_ = 0;
-  // The number of uses of the last inference, if the last inference had fewer uses than expected.
-  // The plan for inferences changes only when the next inference begins, because the prefetcher
-  // uses the old plan until then.
+  // If the last inference had fewer uses than expected, this member is the number of its uses. The
+  // plan for inferences changes only when the next inference begins, because the prefetcher uses
+  // the old plan until then.
   std::uint32_t fewer_uses_ = 0;
   bool is_inference_ = false;
   std::uint32_t micro_batches_ = 1;

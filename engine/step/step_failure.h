@@ -29,8 +29,8 @@ class StepFailure {
   // Throws the failure of computation or copies. Requires: all computation and copies have
   // completed.
   void throw_if_device_failed();
-  // Returns a failure that came after the application's last call and that no call has reported. If
-  // `has_copies` is true, the device may also have failed after the last call.
+  // Returns a failure that occurred after the application's last call. No call has reported this
+  // failure yet. If `has_copies` is true, the device may also have failed after the last call.
   // Requires: nothing is in flight.
   std::optional<std::string> unheard(bool has_copies);
   // Called when a step was abandoned after some blocks had been updated. The step's update has the

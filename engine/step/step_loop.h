@@ -51,7 +51,8 @@ class StepLoop {
 
   void begin_step(const StepOptions& options);
   void begin_inference();
-  // Returns when every scheduled update has been applied and the updated state is at home.
+  // Returns when every scheduled update has been applied and the updated state has reached its
+  // home.
   void drain();
 
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
@@ -89,8 +90,8 @@ class StepLoop {
             .tensor_updates = versions_.tensor_updates(step_),
             .loss_scale = scaler_.state()};
   }
-  // Makes the loop continue from `position`. The engine already has the state of this position.
-  // Requires: no step has begun.
+  // Makes the loop continue from `position`. The engine must already have the state of `position`
+  // before this call. Requires: no step has begun.
   void restore(const StatePosition& position);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return cursor_.plans().predict_traffic(micro_batches, order);
@@ -128,7 +129,7 @@ class StepLoop {
     bool is_over = false;
   };
   std::optional<SaveCount> save_count() const;
-  // Waits for the save under way.
+  // Waits until the running save has ended.
   // Fails with the failure that stops the engine.
   void await_save();
   // Requires: the save is over.
@@ -169,15 +170,15 @@ class StepLoop {
   void throw_if_active() const;
   void check_application(const char* call, const std::optional<std::string>& application) const;
   void begin();
-  // The call records that a part of the loop has made progress. Other parts may then also make
-  // progress, after all pending events have been handled.
+  // The call records that a part of the loop has made progress. When all pending events have been
+  // handled, the other parts of the loop may also make progress.
   void note_change() { has_changed_ = true; }
   bool pump();
   void check_acquire(UnitId unit, Pass pass) const;
   void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
   // Stops the fetches that run ahead of computation. All ranks stop at the same use. `unit` is the
-  // unit that comes next. If `unit` is empty, no further use follows.
+  // unit that comes next. If `unit` is empty, there is no next unit.
   WindowProgress halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass);
   void end_schedule();
   void end_inference_together() noexcept;

@@ -24,7 +24,7 @@ class StepTerms {
       : config_(config), groups_(config.optimizer, model), rank_count_(rank_count) {}
 
   // In the message, `call` is the name of the application's call.
-  // Fails with kInvalidArgument if no step can have the options. The message names the option.
+  // Fails with kInvalidArgument if an option is not valid. The message names the option.
   void check(const char* call, const StepOptions& options) const;
   // Starts a step. Requires: the options have been checked.
   void begin(const StepOptions& options) { options_ = options; }

@@ -17,9 +17,9 @@
 //
 // Invariants, per block and plane: home(v) -> [fetches] -> home(v) -> store(v+1) -> home(v+1); a
 // read of the home and a write to the home never overlap. With two copies on storage, store() may
-// write to the shadow, which is the copy that is not home. In this case, the home stays at version
-// v. The shadow stays unused until adopt() makes the shadow the home, or until another write
-// replaces the shadow's content.
+// write to the shadow, which is the copy that is not the home. In this case, the home stays at
+// version v. The shadow stays unused until adopt() turns the shadow into the home, or until another
+// write replaces the shadow's content.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +56,8 @@ struct Transfer {
   // transfer has succeeded or failed. If the transfer has failed, the scheduler has the error, and
   // the bytes are invalid.
   std::function<void()> done;
-  // The owner sets this priority before a fetch. A busy drive serves reads in the order of their
-  // priorities, and serves all writes last.
+  // The owner sets this priority before a fetch. A busy drive serves read requests in the order of
+  // their priorities, and serves all write requests last.
   IoPriority read_priority = IoPriority::kNormal;
   // The unit of the activation that the transfer moves. The owner sets this field for the trace.
   std::uint32_t activation_unit = kTraceNone;
@@ -96,7 +96,8 @@ class BlockStore {
              std::uint64_t version);
   // Starts to write the bytes of `source` as version `version` of the plane. Usually, `version` is
   // the home's version plus one. If the block has missed updates (engine/flow/late_updates.h),
-  // `version` is higher. The other rules are the same as for fetch().
+  // `version` exceeds the home's version by more than one. The other rules are the same as for
+  // fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
   // Whether store() can write to `target` now. A write needs a free copy of the plane, and no
@@ -107,7 +108,7 @@ class BlockStore {
   // Requires: may_store(). `source` holds the plane's current version, and does not change during
   // the transfer.
   void save(Transfer& transfer, BlockId block, Plane plane, std::byte* source);
-  // Makes the shadow the plane's home.
+  // Turns the shadow into the plane's home.
   // Requires: the shadow holds the version that follows the home's version, and no transfer of the
   // plane is in flight.
   void adopt(BlockId block, Plane plane);
@@ -116,7 +117,8 @@ class BlockStore {
   // Whether a write to the plane is in flight. In this case, the plane cannot be fetched.
   bool is_storing(BlockId block, Plane plane) const { return entry(block, plane).storing; }
 
-  // Must be called after an update in place has changed the plane to `version`.
+  // Sets the plane's version to `version`. Must be called after each update that changes the plane
+  // in place.
   // Requires: the plane's home is in memory.
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
@@ -129,20 +131,21 @@ class BlockStore {
   // The plane's version on storage. If the plane's home is in memory, the result is the version
   // that the plane's last save() has written.
   std::uint64_t stored_version(BlockId block, Plane plane) const;
-  // The table of planes in the commit under way. If no commit is under way, the result is the table
-  // of the valid commit. The table lists every plane, with the copy that the commit names.
+  // Returns the table of planes of the commit that is under way. If no commit is under way, the
+  // result is the table of the valid commit. The table lists every plane, with the copy that the
+  // commit names.
   std::vector<CommitPlane> committed_planes() const;
   // `planes` is the table of a commit. The copies that this table names become the homes.
   // Requires: the commit's store has the same planes as this store, and no transfer is in flight.
   void restore(std::span<const CommitPlane> planes);
 
-  // Sets the version of the block's planes. The next write_now() stores this version. Planes in
-  // memory have this version at once. The thread rules are the same as for the blocking transfers
-  // below.
+  // Sets the version of the block's planes. The next write_now() stores this version. A plane in
+  // memory gets this version immediately. The thread rules are the same as for the blocking
+  // transfers below.
   void begin_at(BlockId block, std::uint64_t version);
 
-  // Blocking transfers, for use between steps. Several threads may make such transfers at the same
-  // time, if no two threads use the same block.
+  // These transfers block the calling thread, and are for the time between steps. Several threads
+  // may make such transfers at the same time, if no two threads use the same block.
   // Fails with kIo, kDamaged or kTimeout. The message names unit, block, file, range and errno.
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);

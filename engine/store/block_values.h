@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// The planes of a block in host memory. Another object owns the memory.
+// This struct shows where the planes of a block lie in host memory. Another object owns the memory.
 struct BlockView {
   BlockId block{};
   std::byte* parameters = nullptr;

@@ -3,9 +3,9 @@
 // step from which several ranks can continue.
 //
 // A slot's two twins are written one after the other. The first twin is flushed before the second
-// one is written. So a power cut tears at most one twin. The record of a slot is the whole twin. If
-// both twins are whole, the record is the newer twin. If a slot was written and has no whole twin,
-// something other than a power cut has damaged the slot. The record in the other slot cannot
+// one is written. So a power cut damages at most one twin. The record of a slot is the undamaged
+// twin. If both twins are undamaged, the record is the newer twin. If a slot was written and both
+// of its twins are damaged, the cause is not a power cut. The record in the other slot cannot
 // replace the damaged record. The record in the other slot names older data, and the older data may
 // have been overwritten.
 //
@@ -51,8 +51,8 @@ struct CommitChoice {
   std::vector<SlotTwin> mends;
 };
 
-// Returns the record of `slot`. The record is the whole twin of this slot. If both twins are whole,
-// the record is the newer twin.
+// Returns the record of `slot`. The record is the undamaged twin of this slot. If both twins are
+// undamaged, the record is the newer twin.
 // Requires: choose_commit() has not failed.
 const CommitReading* record_of_slot(const FoundCommits& found, std::uint32_t slot);
 

@@ -1,7 +1,7 @@
-// A CommitOpening finds the commit from which a store continues, and repairs the records. If a rank
-// has a commit of a step that other ranks have not committed, this commit is made void. A twin is
-// one of the two copies of a record. If a power cut or a drive has damaged a twin, the twin is
-// written again. The repair may be interrupted at any point, and can then be repeated.
+// A CommitOpening finds the commit from which a store continues, and repairs the records. A commit
+// is made void if other ranks have no commit of the same step. A twin is one of the two copies of a
+// record. If a power cut or a drive has damaged a twin, the twin is written again. The repair may
+// be interrupted at any point, and can then be repeated.
 //
 // Thread rule: one thread calls the functions, before other code uses the files. Every function
 // that reads or writes files waits for storage.
@@ -17,7 +17,8 @@
 
 namespace sluice {
 
-// Writes `record` to `slot`, in the stages of `sequence`. The record is durable on return.
+// Writes `record` to `slot`, in the stages of `sequence`. When the call returns, the record is
+// durable.
 // Fails with kIo if the drive reports an error.
 void write_commit(IoQueue& queue, const CommitFiles& files, CommitSequence sequence,
                   std::uint32_t slot, const CommitRecord& record);
@@ -37,7 +38,7 @@ class CommitOpening {
   const CommitRecord& of_step(std::uint64_t step) const;
 
   // Makes the commit of `step` the newest commit. If there is a newer commit, the call makes the
-  // newer commit void. The change is durable on return.
+  // newer commit void. When the call returns, the change is durable.
   // Requires: offer() contains `step`.
   // Fails with kIo if the drive reports an error.
   void go_back(std::uint64_t step);

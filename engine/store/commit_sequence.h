@@ -33,7 +33,7 @@ CommitSequence commit_sequence(std::uint32_t data_file_count);
 // data is written, so no data is flushed. Both sequences flush the two twins first. A killed
 // process may have left twins that can be read but are not durable yet. Without the first flush, a
 // power cut could leave both twins torn. If one twin does not hold the slot's record, `first_twin`
-// must be this twin. The twin that is still whole is then written last.
+// must be this twin. The void sequence writes the twin `first_twin` first, and the other twin last.
 CommitSequence void_sequence(std::uint32_t first_twin);
 CommitSequence mend_sequence(std::uint32_t twin);
 

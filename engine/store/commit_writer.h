@@ -5,7 +5,8 @@
 // Thread rule: one thread, called the writer's thread. In an engine, this is the scheduler's
 // thread. `post` passes completions to the writer's thread.
 // Invariants: at most one record is being written. The first failure ends the sequence. After this
-// failure, no action begins. `ended` reports the failure when all actions under way have ended.
+// failure, no action begins. The writer passes the failure to `ended` when no action is under way
+// any more.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // The records of a durable store contain a description of the run. Before another run continues
 // from the records, the description of the new run is compared with the description in the records.
-// Model and layout must be the same. The numbers of the config may differ if the user allows this.
-// Other functions read a description back from a record. All functions are pure.
+// The model and the layout of the two runs must be the same. The numbers of the config may differ
+// if the user allows this. Other functions read a description back from a record. All functions are
+// pure.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +39,8 @@ class DurableIdentity {
   // Returns one text for each number of the config that has changed since the record was written.
   // An example is "optimizer.beta2 was 0.999 and is 0.95".
   std::vector<std::string> changes(const std::string& settings) const;
-  // Returns the array `changes` of a record's settings, followed by the result of changes(). The
-  // added entries contain `step`.
+  // Returns all accepted changes as a JSON array. The array begins with the changes in `settings`,
+  // and ends with the result of changes(). The added entries contain `step`.
   std::string accepted_changes(const std::string& settings, std::uint64_t step) const;
 
  private:
@@ -54,9 +55,9 @@ class DurableIdentity {
   std::uint64_t config_hash_ = 0;
 };
 
-// The part of a run that a record's settings describe. This part is enough to compute the place of
-// every element. In `config`, only the precision, the optimizer's numbers, the block size and the
-// sharding are set.
+// A described run has only those parts of a run that are in a record's settings. A described run is
+// enough to compute the place of every element. In `config`, only the precision, the optimizer's
+// numbers, the block size and the sharding are set.
 struct DescribedRun {
   ModelSpec model;
   Config config;

@@ -3,7 +3,7 @@
 // checksum is kept, too, so that messages can name the kind of damage. The files contain no block
 // numbers. So only the table says which plane belongs to a place on storage.
 //
-// If the bytes of a read do not match the table, there are three kinds of damage.
+// Damage means that the bytes of a read do not match the table. There are three kinds of damage.
 // `stale`: a write was lost. The place has the bytes of the previous version, or has never been
 // written.
 // `misdirected`: a write went to the wrong place, so the bytes belong to another block.
@@ -41,10 +41,10 @@ class Integrity {
   // `plane_count` is the number of planes. The block store gives each plane its number.
   Integrity(Verify verify, std::size_t plane_count);
 
-  // Whether the table keeps a checksum of version `version` of the plane. Depending on `verify`,
-  // the table keeps a checksum of every version, of one version in eight, or of no version. If the
-  // table keeps one version in eight, each version number selects an eighth of the planes.
-  // Consecutive version numbers select different planes.
+  // Returns whether the table keeps a checksum for the plane's version with the number `version`.
+  // Depending on `verify`, the table keeps a checksum of every version, of one version in eight, or
+  // of no version. If the table keeps one version in eight, an eighth of the planes have a checksum
+  // for any given version number. Consecutive version numbers select different planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
   // Enters `sum` into the table. `sum` is the checksum of the bytes that were written as version

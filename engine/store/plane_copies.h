@@ -1,9 +1,9 @@
-// The copies of each plane on storage. For each plane, an object of this class knows the home, the
-// copies that commits name, and the copy that may be written next. If a commit names data, this
-// data is not overwritten until every rank has a later commit. Because of this rule, the working
-// files themselves are a checkpoint.
+// The copies of each plane on storage. An object of this class knows three things for each plane:
+// its home, the copies that commits name, and the copy for the next write. If a commit names data,
+// this data is not overwritten until every rank has a later commit. Because of this rule, the
+// working files themselves are a checkpoint.
 //
-// Thread rule: one thread at a time; in an engine, the scheduler's thread.
+// Thread rule: one thread at a time. In an engine, this is the scheduler's thread.
 // Invariants: a copy keeps its content while a commit names this copy. The home keeps its content,
 // too. There are at most two commits: the valid commit and the commit under way.
 #pragma once
@@ -26,18 +26,18 @@ class PlaneCopies {
 
   std::uint32_t plane_count() const { return static_cast<std::uint32_t>(planes_.size()); }
   std::uint8_t home(std::uint32_t plane) const { return planes_[plane].home; }
-  // The copy for the next record's table. This is the copy that the commit under way names. If no
-  // commit is under way, this is the copy that the valid commit names.
+  // Returns the copy for the table of the next record. The result is the copy that the commit under
+  // way names. If no commit is under way, the result is the copy that the valid commit names.
   std::uint8_t named_by_next(std::uint32_t plane) const { return planes_[plane].next; }
   std::uint8_t named(std::uint32_t plane) const { return planes_[plane].counts; }
 
-  // Whether a write may replace the home itself.
+  // The caller says whether a write may replace the home itself.
   enum class InPlace : std::uint8_t { kNo, kYes };
   // The copy that may be written next. Usually, the result is a copy that is not the home and that
-  // no commit names. If there is no such copy, the result may be the home itself. This happens only
-  // if `in_place` is kYes and no commit names the home. A caller that passes kYes must make sure
-  // that no read of the home is under way. If the result is empty, the write has to wait for a
-  // commit.
+  // no commit names. If no other copy is free, the result may be the home itself. The result is the
+  // home only if `in_place` is kYes and no commit names the home. A caller that passes kYes must
+  // make sure that no read of the home is under way. If the result is empty, the write has to wait
+  // for a commit.
   std::optional<std::uint8_t> target(std::uint32_t plane, InPlace in_place) const;
   // Must be called when a write to `copy` has ended. The call makes `copy` the home.
   // Requires: `copy` came from target().

@@ -16,8 +16,8 @@ namespace sluice {
 
 // The kinds of planes. A block of state has two planes: the compute parameters, and the optimizer's
 // record. Storage has two further kinds of data: the gradients of a block, and pieces of
-// activations. The pieces of activations do not belong to blocks. Tiers gives numbers to the pieces
-// of activations. Each new content of a plane is a new version of the plane.
+// activations. The pieces of activations do not belong to blocks. The class Tiers gives numbers to
+// the pieces of activations. Each new content of a plane is a new version of the plane.
 enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
 
 class PlaneIndex {
@@ -29,8 +29,8 @@ class PlaneIndex {
   std::uint32_t index(BlockId block, Plane plane) const;
   // Returns whether the plane is a part of the state.
   bool is_state(std::uint32_t plane) const { return plane < first_activation_; }
-  // The extent on storage that has one copy of the plane. A plane of the state may have several
-  // copies on storage.
+  // Returns the extent on storage that holds one copy of the plane. A plane of the state may have
+  // several copies on storage.
   const Extent& extent(BlockId block, Plane plane, std::uint32_t copy) const;
   // Describes the plane in words, for messages.
   std::string describe(std::uint32_t plane) const;

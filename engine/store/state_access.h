@@ -4,7 +4,7 @@
 // optimizer's lanes, and so needs no memory of its own.
 //
 // Thread rule: only the application's thread uses the class, and only while no step is active.
-// Invariant: the only transfers in flight between two calls are reads ahead. These reads load
+// Invariant: between two calls, only transfers that read ahead are in flight. These transfers load
 // blocks for later calls of read(). After invalidate(), nothing is in flight.
 #pragma once
 
@@ -86,7 +86,7 @@ class StateAccess {
     bool operator==(const Position&) const = default;
   };
   struct AwaitedBlocks;
-  // The way in which the last calls of read() moved through the tensors.
+  // This value says how the last calls of read() moved through the tensors.
   enum class Order : std::uint8_t { kNone, kInTensor, kFromTensorToTensor };
 
   // Ids of blocks. A call of read() needs the blocks [begin, end). The next calls will probably
@@ -136,8 +136,8 @@ class StateAccess {
   std::optional<Position> read_end_;
   Order order_ = Order::kNone;
   PoolMarks filled_;  // homes that have their values
-  // For each place, the list has the block that the place's thread has loaded or will load. The
-  // list is used only while `reading_` has a value.
+  // The list is indexed by place. An entry is the block that the thread of this place has loaded or
+  // will load. The list is used only while `reading_` has a value.
   std::vector<std::optional<BlockId>> requested_;
   std::optional<BlockPlaces> reading_;  // last: its threads use everything above
 };

@@ -4,10 +4,11 @@
 // rank. The record files NAME.ID.rRANK.commit0 and .commit1 lie on two different paths. If there is
 // only one path, both record files lie on it.
 //
-// First, the files are made without names. Then the mark of every path is set to "creating ID".
-// Next, the data files get their names, and the folders are synced. Then the record files get their
-// names, and the folders are synced again. At the end, the mark of every path is set to "made ID".
-// So the marks distinguish a store with an unfinished creation from a store that has lost a path.
+// First, the files are made without names. Then the mark in every path's lock file becomes
+// "creating ID". Next, the data files get their names, and the folders are synced. Then the record
+// files get their names, and the folders are synced again. At the end, the mark in every path's
+// lock file becomes "made ID". So the marks distinguish a store with an unfinished creation from a
+// store that has lost a path.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -48,7 +49,8 @@ struct StoreFinding {
   StorePresence presence = StorePresence::kNone;
   StoreId id{};
 };
-// Fails with kInput if a store exists, but not on all paths. The message names the path.
+// Fails with kInput if some paths have the store, but other paths do not. The message names the
+// path.
 StoreFinding find_store(const std::string& name, std::span<const StorePath> paths);
 
 // Returns the ranks that have record files on the paths.
@@ -94,10 +96,10 @@ class StoreFiles {
   void cut_data() noexcept;
 
   std::span<const DirectFile> data() const { return data_; }
-  // For each data file, the index of its directory.
+  // Element i is the index of the directory that contains data file i.
   std::span<const std::uint32_t> data_paths() const { return data_paths_; }
   // Returns copies of the objects in data(). The copies share the open files. Each copy has the
-  // final name of its file, even if the file has no name yet.
+  // file's final name, even before the file itself gets this name.
   std::vector<DirectFile> shared_data() const;
   // The open files, for the code that writes commits. This object owns the descriptors.
   CommitFiles commit_files() const;

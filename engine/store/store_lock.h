@@ -1,12 +1,12 @@
-// The lock file of a store on one storage path, NAME.lock. Every job takes the lock before it
-// writes to the store. So a second job learns which job has the lock. The lock file is never
-// unlinked. The lock file also holds a mark. The mark contains the store's id, and says whether all
-// files of the store have been made.
+// On a storage path, the lock file of a store has the name NAME.lock. Every job takes the lock
+// before it writes to the store. So a second job learns which job has the lock. The lock file is
+// never unlinked. The lock file also holds a mark. The mark contains the store's id, and says
+// whether all files of the store have been made.
 //
 // Thread rule: one thread at a time.
 // Invariants: one process holds the lock. When the process ends, the lock always ends, too. For
 // this reason, a forked child closes its copy of the lock file immediately. The text of the file is
-// one sector, which is written in one piece and flushed.
+// exactly one sector long. The sector is written in one piece and flushed.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ std::string host_name();
 
 enum class StoreStage : std::uint8_t { kNone, kCreating, kMade };
 
-// The mark in the lock file on one of the store's paths.
+// This mark is in the lock file on one of the store's paths.
 struct StoreMark {
   StoreStage stage = StoreStage::kNone;
   StoreId id{};
@@ -47,7 +47,7 @@ class StoreLock {
   StoreLock& operator=(StoreLock&& other) = delete;
 
   const StoreMark& mark() const { return mark_; }
-  // Writes `mark` to the lock file. The mark is durable on return.
+  // Writes `mark` to the lock file. When the call returns, the mark is durable.
   // Requires: is_own().
   void set_mark(const StoreMark& mark);
   bool is_own() const { return static_cast<bool>(descriptor_); }

@@ -112,7 +112,7 @@ class Tiers {
   // file. With a durable store, the data files come first, and the scratch files follow.
   std::span<const DirectFile> files() const { return files_; }
   std::uint32_t drive(std::uint32_t file) const { return drives_[file]; }
-  // The number of copies of each block on storage. One of the copies is the home
+  // Returns how many copies of each block are on storage. One of the copies is the home
   // (engine/store/block_store.h).
   std::uint32_t storage_copies() const {
     return std::max(placement_.storage_copies, placement_.durable_copies);

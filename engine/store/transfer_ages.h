@@ -2,10 +2,10 @@
 // long queue is not stuck. So the age of a transfer starts again at zero when the transfer goes to
 // the kernel. The age also starts again whenever the transfer's drive completes a request. A drive
 // may also lose one transfer and continue with other transfers. A lost transfer is recognized by
-// its total time in the kernel. The limit for this time is kBusyFactor times the limit for the age.
-// The class is pure.
+// its total time in the kernel. The limit for the total time in the kernel is kBusyFactor times the
+// limit for the age. The class is pure.
 //
-// Thread rule: one thread at a time.
+// Thread rule: one thread at a time may use the object.
 #pragma once
 
 #include <cstdint>

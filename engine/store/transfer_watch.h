@@ -3,8 +3,8 @@
 // The age of a transfer is counted in ticks of the watch's own thread, not by the clock. So the age
 // does not grow while the process is stopped, or while the machine is too busy to run the watch.
 //
-// Thread rule: any thread may call add() and remove(). Between the two calls, a transfer and its
-// request must not be moved.
+// Thread rule: any thread may call add() and remove(). A transfer and its request must not move in
+// memory between add() and remove().
 // Invariants: `on_stuck` is called at most once. There is at most one note about each transfer.
 #pragma once
 

@@ -18,7 +18,8 @@ class CudaBatch {
   explicit CudaBatch(const CudaMemory& memory);
 
   // Returns whether copy() accepts `pieces`. There must be several pieces, and the driver must have
-  // the function. At least one end of each piece must be in the GPU's memory.
+  // the function cuMemcpyBatchAsync. The source or the target of each piece must be in the GPU's
+  // memory.
   bool takes(std::span<const CopyPiece> pieces) const;
   // Enqueues the copies on `stream`, a cudaStream_t of the current GPU. Returns a cudaError_t. If
   // the driver refuses to take several copies at once, all copies are enqueued one by one from then

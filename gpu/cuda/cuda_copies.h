@@ -1,6 +1,6 @@
 // A loop of plain CUDA copies. The loop is the baseline for measurements of the device's copies.
-// The loop copies the same bytes as the device, but calls cudaMemcpyAsync itself. Each direction
-// has its own stream. Thread rule: one thread at a time.
+// The loop and the library's device copy the same bytes, but the loop calls cudaMemcpyAsync itself.
+// Each direction has its own stream. Thread rule: one thread at a time.
 #pragma once
 
 #include <cstddef>

@@ -4,10 +4,10 @@
 // call belong to another GPU. So every call of the runtime is made during the lifetime of a
 // CudaCurrentDevice.
 // The destructor restores the former GPU if the process has used that GPU before. The destructor
-// does not restore a GPU without a context, because selecting that GPU would make a context. GPU 0
-// is a thread's current GPU until the thread chooses a GPU. If GPU 0 has no context, the destructor
-// of a thread's first object does not restore GPU 0. So the GPU of the first object stays current.
-// Each later object then costs only one call, which checks the current GPU.
+// does not select a GPU without a context, because the runtime would then make a context. GPU 0 is
+// a thread's current GPU until the thread chooses a GPU. If GPU 0 has no context, the destructor of
+// a thread's first object does not select GPU 0 again. So the GPU of the first object stays
+// current. Each later object then costs only one call, which checks the current GPU.
 #pragma once
 
 #include <new>

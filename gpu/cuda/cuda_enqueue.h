@@ -18,8 +18,8 @@ void enqueue_kernel(CudaDevice& device, const Launch& launch) {
   int status = 0;
   const CudaCurrentDevice current(device.ordinal(), std::nothrow, &status);
   if (status == 0) {
-    // An earlier call on this thread may have left an error. The application may have made that
-    // call. That error does not belong to the launch.
+    // An earlier call on this thread may have left an error. The application may have made the
+    // earlier call. The error of an earlier call does not belong to the launch.
     (void)take_cuda_error();
     launch();
     status = take_cuda_error();

@@ -151,8 +151,8 @@ class CudaLauncher {
     });
   }
 
-  // Enqueues body.store(i, sum) for every i in [0, count). `sum` is the sum of body.lane(i, 0..7).
-  // The order of the additions is ((0+4)+(2+6))+((1+5)+(3+7)).
+  // Enqueues body.store(i, sum) for every i in [0, count). `sum` is the sum of the eight values
+  // body.lane(i, 0) to body.lane(i, 7). The order of the additions is ((0+4)+(2+6))+((1+5)+(3+7)).
   template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedLeaves<Body>::kernel;

@@ -1,6 +1,6 @@
 // The memory of a CUDA device: zero-filled allocations under a budget, and page-locked host memory.
-// A run allocates and frees memory only a few times, in large pieces. The owners divide the pieces
-// further.
+// A run allocates and frees memory only a few times, in large pieces. The owner of a piece divides
+// the piece further.
 //
 // Thread rule: any thread may call every function.
 // Invariant: the ledger lists every allocation, with the requested number of bytes. The GPU takes

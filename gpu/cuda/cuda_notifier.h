@@ -1,6 +1,6 @@
 // The notifier runs host functions after earlier work on CUDA streams has ended. The streams get no
 // callbacks. A callback would delay the next copy of its stream until a thread of the runtime has
-// run the callback. Instead, an event is recorded after the work, and one thread polls the events.
+// run the callback. The notifier records an event after the work, and one thread polls the events.
 // The notifier does not use a stream to wait for events, because such a wait may block other
 // streams in the same hardware queue.
 //
@@ -35,8 +35,8 @@ class CudaNotifier {
   // Requires: drain() has been called for every stream.
   ~CudaNotifier();
 
-  // `stream` is a cudaStream_t of the GPU. If `function` throws, the exception is latched as the
-  // failure.
+  // `stream` is a cudaStream_t of the GPU. If `function` throws, the notifier stores the exception
+  // as the failure.
   void add(void* stream, std::function<void()> function);
   // Returns when the functions of `stream` have run.
   void drain(void* stream) noexcept;

@@ -5,8 +5,8 @@
 // complete in any order.
 //
 // Thread rule: any thread may call every function.
-// Invariants: a ticket completes once. A ticket is never reused for a second record while anything
-// else holds the ticket. If a stream holds a ticket, the ticket stays alive even if the event is
+// Invariants: a ticket completes once. A ticket is reused for another record only if its event is
+// the only holder. If a stream holds a ticket, the ticket stays alive even if the event is
 // destroyed.
 #pragma once
 

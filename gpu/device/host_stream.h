@@ -9,8 +9,9 @@
 // Invariants: tasks run one at a time, in order. A task's captures are destroyed before the next
 // task starts. On every thread, work and host functions run in the environment of
 // base/float_environment.h. After the first failure on any stream of the device, copies, fills and
-// launched work are skipped. Records, waits and host functions still run, so that every waiter
-// wakes. The queue has no limit, because the caller's slots limit the work in flight.
+// launched work are skipped. The stream still runs records, waits and host functions, so that every
+// waiting thread wakes. The queue has no limit, because the caller's slots limit the work in
+// flight.
 #pragma once
 
 #include <atomic>
@@ -74,8 +75,8 @@ using HostTask = std::variant<CopyTask, FillZeroTask, RecordTask, WaitTask, Laun
 
 // Returns whether the calling thread is inside a call_host function.
 bool is_in_host_function();
-// The function runs a call_host function on the calling thread. If the call_host function throws,
-// `failure` latches the exception.
+// The function runs a call_host function on the calling thread. If the call_host function throws an
+// exception, `failure` keeps the exception.
 void run_host_function(const std::function<void()>& function, FailureLatch& failure);
 
 class HostStream {
@@ -118,8 +119,9 @@ class HostStream {
   FailureLatch& failure_;
 
   // The emulated bus or computation is busy until this time. Only the thread that has set
-  // is_running_ uses this member. Each task adds its nominal duration. The time that the thread has
-  // slept is not added. So the delays of sleeps that end late do not add up.
+  // is_running_ uses this member. Each task adds its nominal duration to this time. The time that
+  // the thread has really slept is not added to this time. So if several sleeps end late, the
+  // delays do not add up.
   std::uint64_t free_ns_ = 0;
 
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();

@@ -1,7 +1,7 @@
 // The operations on gradients and state in device memory: accumulation, the squared norm, and the
 // optimizers. Every result has the same bits as the result of the scalar definitions
-// (sluice/dtype.h, base/optimizer_math.h, base/norm_accumulator.h). The results of the CPU also
-// have these bits. Only the sign and the payload of a NaN may differ.
+// (sluice/dtype.h, base/optimizer_math.h, base/norm_accumulator.h). The functions for the CPU give
+// results with the same bits. Only the sign and the payload of a NaN may differ.
 //
 // Thread rule: the same as for Device. Every call enqueues its work and returns. Later work on the
 // same stream may reuse the memory. Arrays are device memory and do not overlap. All arrays except
@@ -41,7 +41,8 @@ struct DeviceUpdate {
   float* exp_avg_scales = nullptr;
   std::uint8_t* exp_avg_sq_codes = nullptr;
   float* exp_avg_sq_scales = nullptr;
-  // The position of the run determines the random bits of bf16 moments (base/moment_rounding.h).
+  // The random bits of bf16 moments depend on the position of the elements in their tensor
+  // (base/moment_rounding.h).
   std::uint16_t* exp_avg_bf16 = nullptr;
   std::uint16_t* exp_avg_sq_bf16 = nullptr;
   MomentRounding rounding = {};

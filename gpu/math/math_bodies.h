@@ -17,9 +17,10 @@ SLUICE_HOST_DEVICE inline bool is_finite_below(float value, std::uint32_t magnit
   return (bits_from_float(value) & 0x7fffffffu) < magnitude;
 }
 
-// These functions load or store pack number `index` of an array of `count` elements. For elements
-// beyond the end of the array, a load gives zeros, and a store writes nothing. Every loop over a
-// pack has eight rounds, so that the compiler unrolls the loop and keeps the pack in registers.
+// These functions load or store one pack of an array. The array has `count` elements, and the pack
+// has the number `index`. For elements beyond the end of the array, a load gives zeros, and a store
+// writes nothing. Every loop over a pack has eight rounds, so that the compiler unrolls the loop
+// and keeps the pack in registers.
 template <class T>
 SLUICE_HOST_DEVICE inline Pack<T> load_pack(const T* array, std::uint64_t index,
                                             std::uint64_t count) {
@@ -211,7 +212,7 @@ struct UpdateBody {
       m.values[i] = updated.exp_avg;
       v.values[i] = updated.exp_avg_sq;
       // The elements beyond the end of the array are zeros, and an update of zeros gives finite
-      // values. A moment that the optimizer does not keep is finite, too.
+      // values. The value of a moment is finite even if the optimizer does not keep the moment.
       is_finite = is_finite && is_finite_below(updated.master, Masters::kNonFinite) &&
                   is_finite_below(updated.exp_avg, kInfinite) &&
                   is_finite_below(updated.exp_avg_sq, kInfinite);

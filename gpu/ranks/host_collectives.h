@@ -1,10 +1,10 @@
-// The common part of collectives over host memory. Operations become work on the streams of the
-// host device. Operations are numbered in the order of the calls. After the first failure, all
-// later operations fail. A derived class implements run(). run() does one operation on a stream's
-// thread, and returns when the operation is done.
+// This class is the common part of all collectives over host memory. Operations become work on the
+// streams of the host device. Operations are numbered in the order of the calls. After the first
+// failure, all later operations fail. A derived class implements run(). The function run() executes
+// one operation on a stream's thread, and returns when the operation is done.
 //
-// Thread rule: the same as for Collectives. Threads of the device call run(). For each object, only
-// one call runs at a time.
+// Thread rule: the same as for Collectives. The function run() is called on the device's threads.
+// For each object, only one call runs at a time.
 #pragma once
 
 #include <functional>
@@ -27,7 +27,7 @@ enum class RankPath {
   kReading,   // ranks read each other's memory, even for small data
 };
 
-// The settings for waiting, for reports about waits, and for the sums of elements.
+// The options say how long an operation waits, how waits are reported, and how elements are added.
 struct HostCollectivesOptions {
   // An operation waits at most this many seconds for another rank. The value is at least 0.1. If
   // the value is small, a rank with a slow drive or slow computation counts as failed. If the value
@@ -75,7 +75,8 @@ class HostCollectives : public Collectives {
   HostCollectives(HostDevice& device, std::shared_ptr<RankFailure> failure, RankGroup group)
       : device_(device), failure_(std::move(failure)), group_(std::move(group)) {}
 
-  // The function does operation number `sequence` of the object, and throws if the operation fails.
+  // The function executes the object's operation number `sequence`. The function throws if the
+  // operation fails.
   virtual void run(const AllGather& gather, std::uint64_t sequence) = 0;
   virtual void run(const ReduceScatter& reduce, std::uint64_t sequence) = 0;
   virtual void run(const AllReduce& reduce, std::uint64_t sequence) = 0;

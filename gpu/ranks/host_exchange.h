@@ -1,8 +1,8 @@
-// One sequence of collectives between ranks of one host, without messages. Data moves in one of two
-// ways. The size of the operation determines the way. So every rank uses the same way. If a rank
-// has at most 16 KiB of data for each other rank, the data goes through the ranks' slots in shared
-// memory. Each rank writes its data to its own slot, reads the other ranks' slots, and goes on. The
-// rank does not wait until the other ranks have read the slot.
+// The class runs one sequence of collectives between ranks of one host. The ranks send no messages.
+// Data moves in one of two ways. The size of the operation determines which way is used. So every
+// rank uses the same way. If a rank has at most 16 KiB of data for each other rank, the data goes
+// through the ranks' slots in shared memory. Each rank writes its data to its own slot, reads the
+// other ranks' slots, and goes on. The rank does not wait until the other ranks have read the slot.
 // Larger data stays in the memory of its rank. Each rank publishes the address of its data, and the
 // other ranks copy the data once (process_vm_readv). If the data need not be added, the other ranks
 // may copy the data directly to the target. If the data has to be added, the other ranks copy the
@@ -10,13 +10,13 @@
 // have read the data, the rank that owns the data goes on.
 //
 // Thread rule: one thread at a time.
-// Invariants: most operations are one step of the sequence. If an all_reduce does not use slots,
+// Invariants: most operations take one step of the sequence. If an all_reduce does not use slots,
 // the all_reduce takes two steps. An all_reduce of integers takes one step for each slot that the
 // words fill. The data of a published step does not change until all ranks have consumed the step.
-// A rank uses the same slot again two steps later at the earliest. If a rank fails, the rank
-// retracts its published data before the memory of the data can change. After a rank has read
-// another rank's data, the rank checks the other rank's signals again. So half-written data never
-// becomes a result.
+// If a rank uses a slot in step n, the rank uses this slot again in step n + 2 or later. If a rank
+// fails, the rank retracts its published data before the memory of the data can change. After a
+// rank has read another rank's data, the rank checks the other rank's signals again. So
+// half-written data never becomes a result.
 #pragma once
 
 #include <atomic>

@@ -5,8 +5,9 @@
 //
 // The shared memory is one segment, which is allocated at the start. The segment has kPlaces places
 // per rank, one place per sequence of operations. The segment takes 2 MiB of address space per
-// rank. Only the addresses that are used take memory. Each sequence takes at most 128 KiB of memory
-// per rank. SharedSegment makes the segment in such a way that no other user can open the segment.
+// rank. The system provides memory only for the addresses that ranks use. Each sequence takes at
+// most 128 KiB of memory per rank. SharedSegment makes the segment in such a way that no other user
+// can open the segment.
 //
 // Thread rule: the constructor runs on the thread that has opened the port. Any thread may call the
 // other functions. Only one thread at a time writes to a rank's place.
@@ -29,8 +30,9 @@ namespace sluice {
 
 class MessagePort;
 
-// A rank's signals to the other ranks in one sequence of operations. The first step is 1. Each
-// rank's signals fill two cache lines, because processors fetch lines in pairs.
+// The struct has the signals that a rank gives to the other ranks in one sequence of operations.
+// The first step is 1. Each rank's signals fill two cache lines, because processors fetch lines in
+// pairs.
 struct alignas(128) RankSignals {
   // `published` is the last step whose data is ready. `consumed` is the last step that this rank
   // has finished reading. If the rank has failed in an operation, other ranks must not use the

@@ -1,9 +1,9 @@
 // An all-reduce of integers over any connection. This file defines how the words of two ranks are
-// combined, and which ranks exchange messages. Sums modulo 2^64 and minima do not depend on the
-// order. If there are few ranks, the ranks exchange all words in one round. If there are many
-// ranks, the ranks exchange words in several rounds. After each round, a word combines the values
-// of twice as many ranks as before. With several rounds, each of N ranks sends log2 N messages
-// instead of N - 1.
+// combined, and which ranks exchange messages. The order of the ranks does not change the results,
+// because the results are minima and sums modulo 2^64. If there are few ranks, the ranks exchange
+// all words in one round. If there are many ranks, the ranks exchange words in several rounds.
+// After each round, a word combines the values of twice as many ranks as before. With several
+// rounds, each of N ranks sends log2 N messages instead of N - 1.
 //
 // Thread rule: any thread may call the functions, because the functions are pure.
 #pragma once

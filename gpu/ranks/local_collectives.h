@@ -2,7 +2,7 @@
 // collectives are the plain version of Collectives, and the oracle in tests of the other versions.
 // Every rank reads the other ranks' memory directly.
 //
-// Thread rule: any thread may use a LocalWorld. The collectives of a rank follow the rule of
+// Thread rule: any thread may use a LocalWorld. The collectives of a rank follow the thread rule of
 // Collectives.
 #pragma once
 

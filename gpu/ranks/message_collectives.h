@@ -23,8 +23,8 @@ class MessageWorld {
  public:
   // Opens `connection`.
   // Fails with the exceptions of Connection::open. Fails with kRanks if Connection::open waits for
-  // other ranks longer than the timeout. After kRanks, the connection is still waiting, so the
-  // process has to end.
+  // other ranks longer than the timeout. After the error kRanks, Connection::open is still waiting,
+  // so the process has to end.
   MessageWorld(const HostCollectivesOptions& options, Connection connection);
   // The destructor does the work of leave(), but does not throw. The timeout limits the
   // destructor's wait.

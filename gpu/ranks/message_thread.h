@@ -1,8 +1,8 @@
 // The messages between ranks. One thread at a time starts and tests messages, and wakes the threads
 // that wait for a batch. A waiting thread moves the messages itself, so that a small operation
-// needs no other thread. The class also has its own thread. This thread moves large batches while
-// the threads that started the batches compute. Each wait has a deadline, because only a deadline
-// can detect a stopped rank or a dead link.
+// needs no other thread. The class also has its own thread. This thread moves large batches. The
+// threads that started the batches can compute in the meantime. Each wait has a deadline, because
+// only a deadline can detect a stopped rank or a dead link.
 //
 // Thread rule: any thread may call every function.
 // Invariants: at most one thread is inside the port. Batches start in the order of the start()
@@ -77,8 +77,8 @@ class MessageThread {
   // The call blocks until the connection is open. This function is called before any other
   // function.
   // Fails with the exceptions of Connection::open, and with kRanks if other ranks do not connect
-  // within the timeout. After kRanks, the thread may still be inside the connection. This object
-  // must stay alive until has_ended() returns true.
+  // within the timeout. After the error kRanks, the thread may still be trying to open the
+  // connection. This object must stay alive until has_ended() returns true.
   void await_open();
   // Ends the connection in the regular way, unless something has failed. The call returns an empty
   // text when the thread has ended. If the timeout passes earlier, the call returns a sentence that

@@ -1,6 +1,6 @@
-// Collectives between processes that MPI connects.
+// The class MpiWorld runs collectives between processes. MPI connects the processes.
 //
-// Thread rule: the same as for MessageWorld.
+// Thread rule: the thread rule of MessageWorld also holds here.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ class MpiWorld : public MessageWorld {
   // MPI only once.
   // Fails with kUnsupported if the library or MPI is missing. Fails with kRanks if MPI waits for
   // other ranks longer than the timeout. MPI_Init cannot be undone, so the process has to end after
-  // kRanks.
+  // a failure with kRanks.
   explicit MpiWorld(const HostCollectivesOptions& options, const std::string& plugin_path = "");
 };
 

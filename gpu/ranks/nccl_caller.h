@@ -1,6 +1,6 @@
-// A thread that calls NCCL for threads that must not wait. NCCL may take a while to enqueue an
-// operation. So the engine's scheduler lets another thread call the operations
-// (Collectives::hand_over()).
+// This class has a thread that calls NCCL for other threads, because those threads must not wait.
+// NCCL may take a while to enqueue an operation. So the engine's scheduler lets another thread call
+// the operations (Collectives::hand_over()).
 //
 // Thread rule: any thread may call every function.
 // Invariant: pieces of work run one at a time, in the order of the post() calls. The queue has no
@@ -25,7 +25,7 @@ class NcclCaller {
 
   // Returns immediately. `work` must not throw.
   void post(std::function<void()> work);
-  // Returns when all work that was posted earlier has run and the captures of this work are
+  // The call returns when all earlier work has run. The captures of this work have then been
   // destroyed.
   void drain();
 

@@ -1,7 +1,8 @@
-// Collectives between GPUs that NCCL connects. Reductions are exact by default. The ranks exchange
-// their elements all to all, and each rank adds its part in rank order. So the results have the
-// same bits as the results of the host's collectives. By default, NCCL's own reductions are not
-// used, because their order of additions depends on the size of the message.
+// These collectives run between GPUs. NCCL connects the GPUs. Reductions are exact by default. Each
+// rank receives its part of the elements from all other ranks, and adds these elements in rank
+// order. So the results have the same bits as the results of the host's collectives. By default,
+// NCCL's own reductions are not used, because their order of additions depends on the size of the
+// message.
 //
 // Thread rule: the same as for Collectives. A separate thread reports failures.
 // Failure: NCCL reports that a rank is gone, but seldom says which rank. So error messages name the
@@ -18,9 +19,10 @@ namespace sluice {
 
 enum class NcclReduction : std::uint8_t {
   kExact,  // all to all, then a sum in rank order
-  // If the types are equal, NCCL's own reduce-scatter and all-reduce are used. An all-reduce moves
-  // about half as many bytes as an all-reduce with kExact. Sums are in fp32 or in the elements'
-  // type. The order of the additions depends on the length of the data and on the topology.
+  // If the source and the target have the same type, NCCL's own reduce-scatter and all-reduce are
+  // used. With kPlain, an all-reduce moves about half as many bytes as with kExact. NCCL computes
+  // the sums in fp32 or in the elements' type. The order of the additions depends on the length of
+  // the data and on the topology.
   kPlain,
 };
 

@@ -25,7 +25,7 @@
 
 namespace sluice {
 
-// One message of an exchange, to or from `peer`.
+// The struct describes one message of an exchange. The message goes to `peer` or comes from `peer`.
 struct NcclMessage {
   std::byte* data = nullptr;  // a send only reads the data
   std::uint64_t size_bytes = 0;

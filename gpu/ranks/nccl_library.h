@@ -25,12 +25,12 @@ class NcclLibrary {
   int version() const { return version_; }  // 22809 for 2.28.9
   std::string version_text() const;
   // has_registration() returns whether buffers can be registered (since NCCL 2.19). has_windows()
-  // returns whether buffers can be registered as windows (since NCCL 2.28). Copy engines can gather
-  // data into windows.
+  // returns whether buffers can be registered as windows (since NCCL 2.28). The copy engines of a
+  // GPU can gather data into windows.
   bool has_registration() const;
   bool has_windows() const;
-  // Returns a text about abilities that the version lacks, and about what is done instead. The text
-  // is empty if the version lacks nothing.
+  // Returns a text that names the abilities that the version lacks. The text also says what is done
+  // instead. The text is empty if the version lacks nothing.
   std::string limit() const;
   // Fails with kRanks if NCCL makes no id.
   NcclId make_id() const;

@@ -70,7 +70,8 @@ inline RankReduction reduction_of(const ReduceScatter& operation, std::uint32_t 
           .subject = operation.subject};
 }
 
-// The first half of an all-reduce. In this half, each rank adds its share in place.
+// The first half of an all-reduce. In the first half of an all-reduce, each rank adds its share in
+// place.
 inline RankReduction reduction_of(const AllReduce& operation, std::uint32_t rank,
                                   std::uint32_t rank_count) {
   RankReduction reduction{.source = operation.data,

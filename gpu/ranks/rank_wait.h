@@ -1,6 +1,6 @@
 // The rules for a thread that waits for other ranks. The rules are the same for every connection.
-// The rules define how long the thread polls before it sleeps, which reports the thread makes, and
-// when the wait fails.
+// The rules say how long the thread polls until the first sleep, how the thread reports, and when
+// the wait fails.
 //
 // Thread rule: any thread may call every function.
 #pragma once
@@ -14,9 +14,9 @@
 
 namespace sluice {
 
-// After this many polls without news, a thread sleeps between polls. The number is large enough
-// that a thread does not sleep while a peer only computes sums. The number is small enough that a
-// waiting thread soon leaves the core to a peer with a longer computation.
+// After this many polls without news, a thread sleeps between polls. The number is so large that a
+// thread does not sleep during the short time in which a peer computes sums. The number is small
+// enough that a waiting thread soon leaves the core to a peer with a longer computation.
 inline constexpr std::uint32_t kLooksBeforeSleep = 4000;
 inline constexpr std::chrono::microseconds kSleepBetweenLooks{50};
 

@@ -20,9 +20,9 @@ namespace sluice {
 // need more kernels.
 inline constexpr std::uint64_t kStagingBytesMin = 8_MiB;
 // Each half of the staging memory has this much room for the messages of one other rank. All steps
-// have equal length. So each message has at least 2/3 of this size if a share needs more than one
-// step. With shorter messages, most of the time would be latency. With longer messages, many ranks
-// would need more memory.
+// have equal length. If a share needs more than one step, each message therefore fills at least 2/3
+// of this room. With shorter messages, most of the time would be latency. With longer messages,
+// many ranks would need more memory.
 inline constexpr std::uint64_t kStagedMessageBytes = 512_KiB;
 inline constexpr std::uint64_t kPieceAlignElements = 64;  // pieces begin at a line of 128 bytes
 

@@ -28,10 +28,10 @@ class SharedSegment {
  public:
   // Makes an object without a segment.
   SharedSegment() = default;
-  // Makes a segment of zeros. If the system refuses, the result has no segment.
+  // Makes a segment of zeros. If the system cannot make the segment, the result has no segment.
   static SharedSegment make(std::uint64_t size_bytes);
-  // Opens the segment at `place`. The result has no segment if the system refuses, or if the place
-  // no longer holds this segment.
+  // Opens the segment at `place`. The result has no segment if the system cannot open the segment,
+  // or if the place no longer holds this segment.
   static SharedSegment open(const SegmentPlace& place, std::uint64_t size_bytes);
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&& other) noexcept;

@@ -1,6 +1,7 @@
-// Collectives between processes that are connected by TCP sockets (gpu/ranks/socket_port.h).
+// The class SocketWorld runs collectives between processes. TCP sockets connect the processes
+// (gpu/ranks/socket_port.h).
 //
-// Thread rule: the same as for MessageWorld.
+// Thread rule: the thread rule of MessageWorld also holds here.
 #pragma once
 
 #include <span>

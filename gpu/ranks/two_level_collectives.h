@@ -4,9 +4,9 @@
 // one rank of each other node.
 //
 // With two levels, floating-point values are added in another order than with one level. So the
-// sums may have other bits. First, the values of each node's ranks are added in rank order. Then
-// the results of the nodes are added in the order of the nodes. All additions are in fp32, with one
-// rounding at the end.
+// bits of the sums may differ between two levels and one level. First, the values of each node's
+// ranks are added in rank order. Then the results of the nodes are added in the order of the nodes.
+// All additions are in fp32, with one rounding at the end.
 //
 // Thread rule: the same as for Collectives.
 #pragma once
@@ -35,8 +35,9 @@ class TwoLevelCollectives final : public Collectives {
   void use_for_sums(std::span<std::byte> memory) { sums_ = memory; }
   // The call sets the device memory for the shards that this rank passes on to the other ranks of
   // its node. This memory must live as long as the memory for sums. A gather never changes this
-  // rank's own part of the target. So other ranks may read that part during the gather. Requires:
-  // the size of `memory` is 1 / node_ranks of the size of the longest gather's target.
+  // rank's own part of the target. So other ranks may read this rank's own part of the target
+  // during the gather. Requires: the target of the longest gather is node_ranks times as large as
+  // `memory`.
   void use_for_gathers(std::span<std::byte> memory) { shards_ = memory; }
 
   std::string_view name() const override { return whole_.name(); }
@@ -46,8 +47,8 @@ class TwoLevelCollectives final : public Collectives {
 
   void all_gather(const AllGather& gather, StreamId stream) override;
   void reduce_scatter(const ReduceScatter& reduce, StreamId stream) override;
-  // The call uses the memory for sums. Requires: the number of elements is a multiple of the number
-  // of ranks.
+  // The call uses the memory that use_for_sums() has set. Requires: the number of elements is a
+  // multiple of the number of ranks.
   void all_reduce(const AllReduce& reduce, StreamId stream) override;
   void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) override;
   void broadcast(const Broadcast& broadcast, StreamId stream) override;

@@ -1,5 +1,5 @@
-// A test fixture with an engine that tests use through the C interface. The model has two small
-// units.
+// A test fixture with an engine. The tests use the engine through the C interface. The model has
+// two small units.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -64,8 +64,8 @@ class CApi : public testing::Test {
     ASSERT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_OK) << sluice_last_error();
   }
 
-  // The function makes all uses of one step, but does not begin or finish the step. Each gradient
-  // is `factor` times the parameter.
+  // The function uses all units as one step does, but does not begin or finish the step. Each
+  // gradient is `factor` times the parameter.
   void walk(float factor = 1) {
     for (const std::uint32_t unit : {0u, 1u}) use(unit, SLUICE_FORWARD, factor);
     for (const std::uint32_t unit : {1u, 0u}) use(unit, SLUICE_BACKWARD, factor);

@@ -1,6 +1,6 @@
-// The fixture of the device contract (device_contract.h), and the helpers of the fixture. The
-// helpers are page-locked host memory, and a gate that holds a stream back. One thread at a time
-// uses the fixture.
+// This header contains the fixture of the device contract (device_contract.h), and two helpers. The
+// first helper is an array in page-locked host memory. The second helper is a gate that holds a
+// stream back. One thread at a time uses the fixture.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -52,8 +52,8 @@ TEST_P(DeviceContract, WaitOnAnEventOfTheSameStreamPasses) {
 }
 
 // The second record can complete only after the wait has passed. The wait has to use the state that
-// the event has when wait() is called. The case would hang if the wait used the event's state from
-// the time when the stream reaches the wait.
+// the event has when wait() is called. If the wait used a later state of the event, the case would
+// hang.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");

@@ -87,9 +87,9 @@ TEST_P(DeviceContract, DestroyingAStreamWaitsForItsWork) {
   EXPECT_EQ(count, 100);
 }
 
-// The case makes only a few reports. While earlier work is held back, a GPU accepts only a limited
-// number of further calls. On an H100, a test with 100 reports was blocked in such a call, so the
-// test never opened the gate.
+// The case enqueues only a few calls of notify(). While earlier work is held back, a GPU accepts
+// only a limited number of further calls. A test with 100 calls of notify() was blocked on an H100,
+// so the test never reached the line that opens the gate.
 TEST_P(DeviceContract, ReportsComeInOrderAfterTheWorkBeforeThem) {
   constexpr int kReports = 20;
   const Stream stream(device(), "test");

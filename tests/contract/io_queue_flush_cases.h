@@ -1,6 +1,6 @@
-// The IoQueue contract's test cases for flushes. This file is a part of io_queue_contract.h. A
-// program cannot see which data is durable. So only a refusal by the kernel shows that a flush has
-// reached the kernel.
+// These cases test the part of the IoQueue contract that is about flushes. This file is a part of
+// io_queue_contract.h. A program cannot see which data is durable. So only a refusal by the kernel
+// shows that a flush has reached the kernel.
 #pragma once
 
 #include <unistd.h>

@@ -1,6 +1,6 @@
-// The IoQueue contract's test cases for requests and for the queue itself. The cases test empty
-// requests, waits for requests, freed requests, the destruction of the queue, counters and limits.
-// This file is a part of io_queue_contract.h.
+// These cases test the parts of the IoQueue contract that are about requests and about the queue
+// itself. The cases test empty requests, waits for requests, freed requests, the destruction of the
+// queue, counters and limits. This file is a part of io_queue_contract.h.
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,8 @@
-// The IoQueue contract's test cases for priorities. The queue has depth 1, and the callback of one
-// request blocks the queue until all other requests are in the queue. Then the requests start one
-// after another, and complete in the order of their starts. The sync queue cannot be blocked, but
-// orders the requests of one submit() by priority. This file is a part of io_queue_contract.h.
+// These cases test the part of the IoQueue contract that is about priorities. The queue has depth
+// 1, and the callback of one request blocks the queue until all other requests are in the queue.
+// Then the requests start one after another, and complete in the order of their starts. The sync
+// queue cannot be blocked, but orders the requests of one submit() by priority. This file is a part
+// of io_queue_contract.h.
 #pragma once
 
 #include <future>

@@ -61,8 +61,8 @@ TEST_P(IoQueueContract, RandomDirectTransfersKeepEveryByte) {
   }
 }
 
-// Pieces have random offsets and lengths. The written pieces and the read pieces are cut at
-// different offsets.
+// Pieces have random offsets and lengths. The pieces for writing and the pieces for reading are cut
+// at different offsets.
 TEST_P(IoQueueContract, UnalignedTransfersThroughThePageCacheKeepEveryByte) {
   constexpr std::uint64_t kFileBytes = 300'001;
   const UniqueFd file = open_plain(kFileBytes);

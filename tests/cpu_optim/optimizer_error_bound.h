@@ -63,8 +63,8 @@ struct BoundedElement {
   Bounded p, m, v;
   double largest = 0;     // the largest |p| so far
   double absolute_m = 0;  // exp_avg of |g|, which has no cancellation
-  // These members are terms of AdamW's closed form (docs/architecture.md). weight_roundings counts
-  // units in the last place of `largest`.
+  // These members are terms of AdamW's closed form (docs/architecture.md). The unit of
+  // weight_roundings is one unit in the last place of `largest`.
   double weight_roundings = 0;
   double updates = 0;  // sum of (3 t + 9) U_t
 

@@ -1,5 +1,6 @@
-// The placements and policies under which training has to give the same result as training in
-// memory. The functions are pure, except that they may create folders for a config.
+// This file lists placements and policies. Training has to give the same result under every listed
+// placement and policy as in memory. The functions are pure, except that they may create folders
+// for a config.
 #pragma once
 
 #include <filesystem>
@@ -104,8 +105,8 @@ inline const Case kCases[] = {
        c.memory = {.device_bytes = 300_KiB, .host_bytes = 8_MiB};
        c.memory.unified = UnifiedMemory::kOff;
      }},
-    // In the cases "*_streamed", the device updates state that has its home in other memory or on
-    // storage.
+    // In the cases "*_streamed", the device performs the updates, although the state has its home
+    // in other memory or on storage.
     {"in_memory_streamed",
      [](Config& c) {
        c.placement = {TierChoice::kDevice, TierChoice::kHost};
@@ -138,8 +139,8 @@ inline const Case kCases[] = {
      }},
 };
 
-// A policy, and a bound on the gradient norm. A bound of 0 means that there is no bound. There are
-// bounds that never clip, bounds that sometimes clip, and bounds that always clip.
+// Each case has a policy, and a bound on the gradient norm. A bound of 0 means that there is no
+// bound. There are bounds that never clip, bounds that sometimes clip, and bounds that always clip.
 struct PolicyCase {
   std::string name;
   OverlapPolicy policy = OverlapPolicy::kSerial;

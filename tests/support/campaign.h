@@ -45,10 +45,10 @@ inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
 }
 
 // Returns a stride that visits each of the numbers 0 .. count - 1 once. The stride is about `count`
-// divided by the golden ratio, so the first few numbers lie far apart, whatever `count` is. This
-// function is for counts that depend on timing.
-// With such a count, a fixed stride may be close to a multiple of the count. The first few numbers
-// would then all lie close together.
+// divided by the golden ratio. So the first few numbers lie far apart for every `count`. The
+// function is meant for a `count` that depends on timing.
+// A fixed stride may by chance be close to a multiple of `count`. The first few numbers would then
+// all lie close together.
 inline std::uint64_t even_stride(std::uint64_t count) {
   auto stride = static_cast<std::uint64_t>(static_cast<double>(count) * 0.6180339887);
   while (std::gcd(stride, count) != 1) ++stride;

@@ -1,6 +1,6 @@
 // These functions count the allocations by operator new in programs that are linked with
-// counted_new.cc. Thread rule: any thread may allocate memory. One thread calls the functions
-// below.
+// counted_new.cc. Thread rule: any thread may allocate memory. Only one thread may call the
+// functions below.
 #pragma once
 
 #include <cstdint>

@@ -24,8 +24,8 @@ class TaskDelays {
   TaskDelays& operator=(const TaskDelays&) = delete;
 };
 
-// Returns a host device that delays its work in the same way as TaskDelays. The device uses `inner`
-// for everything else.
+// Returns a host device that delays its work in the same way as TaskDelays. Apart from the delays,
+// the device passes each call on to `inner`.
 std::unique_ptr<HostDevice> make_delayed_device(std::unique_ptr<HostDevice> inner,
                                                 std::uint64_t seed, std::uint32_t us_max);
 

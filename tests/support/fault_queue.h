@@ -1,5 +1,5 @@
 // An IoQueue that wraps a real queue and injects faults that are rare on real drives and kernels.
-// Some faults are faults of the kernel: errno and short transfers. The rules of
+// Some faults are faults of the kernel, such as failed transfers and short transfers. The rules of
 // io/transfer_progress.h have to handle these faults. Other faults are faults of the drive: lost,
 // misplaced and altered writes. The queue does not report faults of the drive. The same seed and
 // the same order of submission give the same faults.
@@ -22,8 +22,8 @@ enum class Fault : std::uint8_t {
   kDelayed,        // the request is held for some milliseconds
   kReordered,      // the requests of the next milliseconds overtake this request
   kHang,           // the request is held until wait_idle() or destruction
-  // Faults of the drive. These faults affect only writes. If the chosen request is a read, the
-  // faults affect the next write.
+  // Faults of the drive. These faults affect only writes. If the chosen request reads, the fault
+  // affects the next request that writes.
   kBitFlip,      // one bit of the written data is flipped
   kLostWrite,    // nothing is written
   kMisdirected,  // written to the place of an earlier write of the same length

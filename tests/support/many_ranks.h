@@ -42,8 +42,8 @@ class ManyRanks final : public HostCollectives {
   void abort(std::string_view) noexcept override {}
 
  private:
-  // Returns the contribution of `of_rank`. This rank's own contribution is the `size_bytes` bytes
-  // at `own`.
+  // Returns the contribution of `of_rank`. This rank's own contribution begins at `own`, and has
+  // `size_bytes` bytes.
   std::vector<std::byte> said_by(std::uint32_t of_rank, std::string_view subject,
                                  const std::byte* own, std::uint64_t size_bytes) const {
     std::vector<std::byte> said(own, own + size_bytes);

@@ -1,6 +1,7 @@
-// An IoQueue that simulates a drive whose power can be cut. The files are in memory. A cut keeps,
-// drops or tears each sector of unflushed data. The seed decides what happens to each sector. As
-// with a drive's cache, a read returns written data even before a flush.
+// The class is an IoQueue that simulates a drive. A test can cut the power of this drive. The files
+// are in memory. In a power cut, each sector of unflushed data is kept, lost or torn. The seed
+// decides what happens to each sector. As with a drive's cache, a read returns written data even
+// before a flush.
 //
 // All requests wait until run_one() is called. Each call of run_one() completes one request. The
 // seed selects this request. For code that waits for its requests, submit() can complete requests

@@ -17,8 +17,8 @@ namespace sluice::test {
 struct RefusedSyscall {
   long number = 0;  // SYS_...
   int error = 0;    // the errno that the kernel returns
-  // The index of an argument. A call is refused only if all bits of `bits` are set in this
-  // argument. If `bits` is 0, every call is refused.
+  // The index of an argument. A call is refused only if the argument with this index has all bits
+  // of `bits`. If `bits` is 0, every call is refused.
   unsigned argument = 0;
   std::uint32_t bits = 0;
 };

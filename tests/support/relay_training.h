@@ -1,7 +1,6 @@
-// A training job that tests only boundary activations (tests/support/activation_relay.h). Because
-// all gradients are zeros, the updates only decay the parameters. Each use checks the parameters,
-// too. At any time, the job holds as many leases as the model allows. Thread rule: one thread at a
-// time.
+// This training job tests only boundary activations (tests/support/activation_relay.h). Because all
+// gradients are zeros, the updates only decay the parameters. Each use checks the parameters, too.
+// At any time, the job holds as many leases as the model allows. Thread rule: one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -18,8 +17,8 @@
 
 namespace sluice::test {
 
-// Returns a model with `units` small units in a row. If `is_tied`, the last use is a second use of
-// the first unit.
+// Returns a model with `units` small units in a row. If `is_tied` is true, the last use is a second
+// use of the first unit.
 ModelSpec relay_model(std::uint32_t units, std::vector<std::uint64_t> boundary_bytes,
                       std::uint32_t leases = 1, bool is_tied = false);
 
@@ -37,7 +36,7 @@ class Relay {
 
   StepReport step(std::uint32_t micro_batches, MicroBatchOrder order);
   void evaluate();
-  // The function makes `uses` uses, and then abandons the step.
+  // The function abandons a step after some uses. `uses` is the number of these uses.
   void abandon_after(std::uint32_t uses, std::uint32_t micro_batches, MicroBatchOrder order);
 
   Engine& engine() { return *engine_; }

@@ -50,8 +50,8 @@ inline testing::AssertionResult same_training(const ToyResult& actual, const Toy
   return same_sights(actual.sights, expected.sights);
 }
 
-// Returns whether `error` says that an unexpected use needs a place, but leased units take too much
-// room. With several leases, the engine cannot avoid this error.
+// Returns whether `error` has this cause: an unexpected use needs a place, but the leased units
+// leave no room. With several leases, the engine cannot avoid this error.
 inline bool leases_lie_in_the_way(const Error& error) {
   return error.code() == ErrorCode::kOutOfMemory &&
          std::string(error.what()).find("beside the units still leased") != std::string::npos;

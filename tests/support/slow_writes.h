@@ -1,6 +1,6 @@
 // A SlowWrites object slows down the writes of a checkpoint that is saved during training. So the
-// steps of a test overtake the checkpoint. The functions below can also make one of these writes
-// fail.
+// steps of a test run while the checkpoint is still being written. The functions below can also
+// make one of these writes fail.
 //
 // Thread rule: an object is made and destroyed while no checkpoint is being written.
 #pragma once
@@ -22,8 +22,8 @@ class SlowWrites {
 // Returns the number of pwrite() calls so far. Only calls by threads that write checkpoints are
 // counted.
 int count_writes();
-// Makes call number `number` of pwrite() or of fsync() fail with `error`. Only calls by threads
-// that write checkpoints are counted. The next such call has number 0.
+// Makes one later call of pwrite() or fsync() fail with `error`. `number` selects this call. Only
+// calls by threads that write checkpoints are counted. The next counted call has the number 0.
 void fail_write(int number, int error);
 void fail_sync(int number, int error);
 

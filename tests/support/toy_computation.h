@@ -44,8 +44,8 @@ inline float initial_value(const std::string& tensor, std::uint64_t index) {
   return uniform(key + index);
 }
 
-// Returns the uses of a step in `order`. A use has the same number in every order. The number is
-// the use's place in horizontal order.
+// Returns the uses of a step. `order` decides the sequence of these uses. A use has the same number
+// in every order. The number is the use's place in horizontal order.
 inline ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches,
                             MicroBatchOrder order) {
   const std::size_t forward = model.forward_order.size();

@@ -43,19 +43,21 @@ struct ToyOptions {
   std::uint32_t micro_batches = 1;
   double learning_rate = 1e-2;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  // If true, the job also evaluates between the steps, as a trainer does.
+  // If `evaluate` is true, the job also evaluates between the steps, as a trainer does.
   bool evaluate = false;
   std::vector<std::uint32_t> frozen_units = {};
   ToySize size = ToySize::kUsual;
   // The number of leases that are held at the same time. This number has an effect only if
-  // run_toy() makes the engine. If the caller makes the engine, the model gives the number.
+  // run_toy() makes the engine. If the caller makes the engine, the model determines the number of
+  // leases.
   std::uint32_t leases = 1;
-  // Whether the model of run_toy() has boundary activations. If config.activations lets the engine
-  // keep these activations, every use saves and loads activations.
+  // If `has_boundaries` is true, the model of run_toy() has boundary activations. If
+  // config.activations lets the engine keep these activations, every use saves and loads
+  // activations.
   bool has_boundaries = false;
   // The number of streams. Consecutive uses run on consecutive streams.
   std::uint32_t streams = 1;
-  // Whether the device of run_toy() imitates a GPU.
+  // If `has_own_memory` is true, the device of run_toy() imitates a GPU.
   bool has_own_memory = false;
   // This function is called after each step's finish(), before the evaluation.
   std::function<void(Engine& engine, std::uint64_t step)> after_step = {};
@@ -64,12 +66,13 @@ struct ToyOptions {
   // The number of announced units in the model of run_toy(). These units come after all other
   // units. The function `change` can add uses of announced units to a step.
   std::uint32_t experts = 0;
-  // If true, a pass announces all uses when the first use begins. If false, a pass announces each
-  // group of consecutive uses right before the group begins.
+  // If `announces_ahead` is true, a pass announces all uses when the first use begins. If
+  // `announces_ahead` is false, a pass announces each group of consecutive uses right before the
+  // group begins.
   bool announces_ahead = false;
-  // Returns whether `rank` computes in `use`, which is a use of an announced unit. A rank that does
-  // not compute announces nothing, and gives a gradient of zeros. If the function is empty, every
-  // rank always computes.
+  // Returns whether `rank` computes in `use`, which is a use of an announced unit. If a rank does
+  // not compute in a use, the rank does not announce the use, and gives a gradient of zeros. If the
+  // function is empty, every rank always computes.
   std::function<bool(std::uint32_t rank, const ToyUse& use)> computes = {};
   // Each rank computes different gradients. The oracle computes the gradients of all ranks. Without
   // `reduces_each`, the oracle first adds the gradients of each rank's micro-batches, and then adds
@@ -77,8 +80,8 @@ struct ToyOptions {
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
   bool reduces_each = true;
-  // The source of the initial state for run_toy(). If null, the values come from toy_values(). The
-  // first step of the run follows the last step of the source.
+  // The source of the initial state for run_toy(). If `source` is null, the values come from
+  // toy_values(). The first step of the run follows the last step of the source.
   StateSource* source = nullptr;
 };
 
@@ -91,7 +94,7 @@ using StateBytes = std::vector<std::byte>;
 
 StateBytes read_state(Engine& engine);
 
-// The bytes that a use found on the device.
+// The struct has digests of the bytes that a use found on the device.
 struct ToySight {
   std::uint64_t version = 0;  // the expected number of updates of the parameters
   UnitId unit{};

@@ -85,7 +85,7 @@ struct CpuRates {
 struct MeasuredStep {
   double step_s = 0;  // from begin_step() to the next begin_step()
   StepReport report;
-  // The bytes of state that the serial policy would read and write for the units of this step.
+  // Under the serial policy, this step would read and write these numbers of bytes of state.
   std::uint64_t wanted_read_bytes = 0;
   std::uint64_t wanted_write_bytes = 0;
 };

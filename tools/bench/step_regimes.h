@@ -2,8 +2,8 @@
 // policies differ. In most regimes, a single resource limits the step: computation, the drive, Adam
 // at a fixed rate, or Adam at full speed. In the regime "balanced", computation and the drive limit
 // the step equally. In the regimes "experts" and "rows", a step announces and uses only a part of
-// the units. In the regime "lora", most units are frozen. The policies run in turns of a few steps.
-// A disturbance of a shared machine therefore affects all policies.
+// the units. In the regime "lora", most units are frozen. The policies take turns, and each turn
+// has a few steps. A disturbance of a shared machine therefore affects all policies.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -32,8 +32,8 @@ struct StepRegimeOptions {
   double flush_s = 5e-3;
   std::uint64_t write_cache_bytes = 0;
   std::uint32_t save_every = 0;
-  // If true, each policy is also measured without commits and checkpoints. The two kinds of
-  // measurements take place in turns.
+  // If the value is true, each policy is also measured without commits and checkpoints. The bench
+  // alternates between the two kinds of measurements.
   bool has_bare = false;
 };
 

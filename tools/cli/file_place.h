@@ -1,5 +1,5 @@
-// Finds the file to which a path leads. Links are followed, even to a file that does not exist yet.
-// The command therefore notices two paths to the same file before any file is opened.
+// Finds the file to which a path leads. The function follows links, even to a file that does not
+// exist yet. The command therefore notices two paths to the same file before any file is opened.
 // Thread rule: any thread.
 #pragma once
 
@@ -36,8 +36,8 @@ FilePlace place_of(const std::string& path);
 // whether both places have the same target. The result is false for devices and pipes.
 bool is_same_file(const FilePlace& a, const FilePlace& b);
 
-// Returns the place of the regular file that is open as `descriptor`. For example, `descriptor` is
-// standard output. If `descriptor` does not belong to a regular file, the result has the kind
+// Returns the place of the regular file that is open as `descriptor`. For example, `descriptor` may
+// be standard output. If `descriptor` does not belong to a regular file, the result has the kind
 // kOther.
 FilePlace place_of_descriptor(int descriptor);
 

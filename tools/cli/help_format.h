@@ -1,6 +1,6 @@
-// The texts of --help. Each text lists the options, and the values that each option takes. The
-// lines fit the terminal's width. The texts do not come from the parser. The parser would show
-// types and ranges by the names that the code uses.
+// The texts of --help. Each text shows all options and the values that each option takes. The lines
+// fit the terminal's width. The texts do not come from the parser. The parser's own texts would
+// show types and ranges with the names from the code.
 //
 // Thread rule: one thread, at start-up.
 #pragma once

@@ -18,8 +18,8 @@ struct OptionWord {
   bool is_given = true;     // false: the config gives the value, so messages name the key
 };
 
-// Returns a copy of `error`. In the message of the copy, an option replaces each key that `words`
-// lists. Keys with and without quotes are replaced.
+// Returns a copy of `error`. The copy's message contains an option in place of each key that
+// `words` lists. Keys with and without quotes are replaced.
 Error in_words_of(std::initializer_list<OptionWord> words, const Error& error);
 
 // Runs `work` and returns its result.

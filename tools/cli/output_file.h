@@ -49,7 +49,7 @@ class OutputFile {
   OutputFile(std::string option, const std::string& path, OutputMode mode = OutputMode::kOrdinary);
 
   bool is_wanted() const { return !place_.path.empty(); }
-  // Whether the written data can be read back from path().
+  // Returns whether the written data can be read back from path().
   bool is_regular() const { return !place_.descriptor && place_.kind != FileKind::kOther; }
   const std::string& option() const { return option_; }
   const std::string& path() const { return place_.path; }
@@ -127,8 +127,8 @@ class OutputFile {
 class OutputFiles {
  public:
   // `what` is the name that messages give to the input, such as "the text" or "--init". An empty
-  // path is ignored. If the path is a folder, all files in the folder are inputs. The output of the
-  // option `successor` may replace this input, because the command reads the input first.
+  // path is ignored. If the path is a folder, all files in the folder are inputs. The output that
+  // the option `successor` names may replace this input, because the command reads the input first.
   void add_input(std::string what, const std::string& path, std::string_view successor = {});
   OutputFile& add(std::string option, const std::string& path,
                   OutputMode mode = OutputMode::kOrdinary);

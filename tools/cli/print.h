@@ -15,8 +15,8 @@
 namespace sluice {
 
 // If one of the descriptors 0, 1 and 2 is closed, the call opens /dev/null under this descriptor.
-// Without this call, a file that is opened later would get the closed descriptor. Printed text
-// would then go into that file. Must be called at the start of main().
+// Without this call, a file that is opened later would get the closed descriptor, and would receive
+// the printed text. Must be called at the start of main().
 void keep_standard_descriptors() noexcept;
 
 // From this call on, say() prints to standard error, because standard output receives the data of
@@ -54,7 +54,8 @@ void warn(fmt::format_string<Arguments...> format, Arguments&&... arguments) noe
 // Flushes the text that say() has printed so far.
 void flush_said() noexcept;
 
-// Returns the errno of the first failure to print a text; 0 = no failure.
+// Returns the errno of the first text that could not be printed. The result is 0 if all texts were
+// printed.
 int said_failure() noexcept;
 
 }  // namespace sluice

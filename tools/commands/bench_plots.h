@@ -25,7 +25,7 @@ std::string io_plot(std::span<const IoSeries> series, const std::vector<std::str
 // triad.
 // Requires: at least one result.
 std::string adam_plot(std::span<const BenchResult> results);
-// The picture compares the times of steps with T_bound and T_min.
+// The picture shows the times of steps next to T_bound and T_min.
 // Requires: at least one regime.
 std::string step_plot(std::span<const RegimeResult> regimes);
 // The picture compares the times of training steps with T_min, and with the time of computation

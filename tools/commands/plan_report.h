@@ -1,6 +1,6 @@
 // The functions print the plan, and write the plan's JSON file.
 //
-// Thread rule: the thread that runs the command.
+// Thread rule: only the thread that runs the command calls the functions.
 #pragma once
 
 #include <optional>
@@ -25,7 +25,7 @@ struct PlanFindings {
 // resource limits the step. The verdict also suggests the smallest change that would help.
 std::string plan_verdict(const std::vector<PlannedPlacement>& all, const PlanSubject& subject);
 
-// The first element of `all` is the placement that the config names.
+// The first element of the list `all` is the placement that the config names.
 void print_plan(const PlanOptions& options, const PlanSubject& subject,
                 const std::vector<PlannedPlacement>& all, const PlanFindings& findings);
 void write_plan(const PlanOptions& options, const PlanSubject& subject,

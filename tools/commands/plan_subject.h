@@ -18,8 +18,8 @@ struct PlanSubject {
   PlanRequest request;
   bool is_on_host = true;
   unsigned host_threads = 0;  // computing threads, if the plan is for this machine; otherwise 0
-  // If true, the plan is for this machine and the config's model. `sluice train` could then run the
-  // planned config here.
+  // The value is true if the plan is for this machine and the config's model. `sluice train` could
+  // then run the planned config here.
   bool is_of_this_machine = true;
   HostMemory host;
   std::uint64_t activation_bytes = 0;  // the activations that the application keeps

@@ -19,8 +19,8 @@ ConfigDocument read_state_config(const StateOptions& options);
 void require_store_name(const Config::Storage& storage, const StateOptions& options);
 
 // The output file of --json. The constructor compares the path of this file with all files that the
-// command reads. The constructor also checks that this file can be written. A command that cannot
-// write the file therefore fails before it has done any work.
+// command reads. The constructor also checks that the output file can be written. A command that
+// cannot write the file therefore fails before it has done any work.
 class StateJson {
  public:
   // `checkpoint` is the folder of a checkpoint that the command reads, or "".

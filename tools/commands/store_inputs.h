@@ -1,5 +1,5 @@
-// The function protects the files of durable stores. No output of a command can then replace such a
-// file.
+// The function protects the files of durable stores. No output of a command can then replace a file
+// of a durable store.
 //
 // Thread rule: one thread.
 #pragma once

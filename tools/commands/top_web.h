@@ -1,4 +1,5 @@
-// `sluice top --web` shows a page in a browser. The page says what running jobs are doing.
+// `sluice top --web` shows a page in a browser. The page shows the present work of all jobs that
+// are running.
 #pragma once
 
 #include <cstdint>

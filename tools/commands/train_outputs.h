@@ -17,7 +17,7 @@ namespace sluice {
 struct TrainOutputs {
   // The constructor compares the paths of all files, and checks each output. Must be called before
   // the text is converted into tokens, while `config.data_file` still names the text. The
-  // conversion can take minutes and leaves a file.
+  // conversion of the text can take minutes, and writes a file.
   // Fails with the errors of OutputFiles::check().
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const TrainRanks& ranks);
 

@@ -1,5 +1,5 @@
 // Some parts of `sluice train` run between steps: validation, samples, and the event file for
-// TensorBoard. With or without these parts, the training gives the same bits.
+// TensorBoard. These parts do not change a single bit of the training's result.
 //
 // Thread rule: one thread. If there are several ranks, all ranks must make the same calls.
 #pragma once

@@ -30,8 +30,8 @@ struct ConfigSource {
 ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
                                 const std::vector<std::string>& assignments);
 
-// Returns the name that messages give to the config `argument`. The name of a base64 text is short,
-// because the text itself would be too long.
+// Returns the name that messages use for the config in `argument`. The name of a base64 text is
+// short, because the text itself would be too long.
 std::string name_of_source(const std::string& argument);
 
 }  // namespace sluice

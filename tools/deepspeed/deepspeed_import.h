@@ -30,7 +30,8 @@ struct DeepspeedValues {
   std::optional<std::uint64_t> warmup_steps;
   std::optional<std::uint64_t> steps;
   std::string precision;  // empty = bf16, unless the file has a precision
-  // If stage3_param_persistence_threshold is "auto", ten times the hidden size replaces it.
+  // If stage3_param_persistence_threshold is "auto", the importer sets this threshold to ten times
+  // the hidden size.
   std::optional<std::uint64_t> hidden_size;
   std::string device = "auto";
   std::uint32_t ranks = 1;

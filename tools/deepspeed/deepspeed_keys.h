@@ -18,8 +18,8 @@ enum class DeepspeedClass : std::uint8_t {
   kMap,     // the key's value goes into keys of Sluice
   kDerive,  // Sluice derives the value itself
   kNote,    // the key has no effect on training
-  // The values in `refuse` are errors, because Sluice lacks a feature that such a value needs, or
-  // because ignoring the value would change the result of training.
+  // The values in `refuse` are errors. Either Sluice lacks a feature that such a value needs, or
+  // ignoring the value would change the result of training.
   kRefuse,
   kError,    // not a key of DeepSpeed; DeepSpeed refuses or misreads the key
   kForeign,  // not a key of DeepSpeed; DeepSpeed ignores the key

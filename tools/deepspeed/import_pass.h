@@ -95,7 +95,7 @@ void import_scheduler(ImportPass& pass);
 // the function writes a remark to `note`.
 std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJson& value,
                                          std::string& why, std::string& note);
-// Whether `row` says that `value` is refused.
+// Returns whether `row` says that `value` is refused.
 bool is_refused_value(const DeepspeedKey& row, const OrderedJson& value);
 
 }  // namespace sluice

@@ -11,8 +11,8 @@
 
 namespace sluice {
 
-// Returns a JSON text with every key that the file or --set has set in `document`. The text has no
-// comments and no other keys.
+// Returns a JSON text with the keys of `document` that have a value from the file or from --set.
+// The text has no comments and no other keys.
 std::string config_text_of(const ConfigDocument& document);
 
 // Returns a copy of the JSON text `config`. In the copy, each key of `changes` has the JSON value

@@ -31,7 +31,8 @@ struct DeepspeedEstimate {
 
 struct DeepspeedSubject {
   std::uint64_t parameters = 0;
-  // The number of parameters in the module that directly contains the most parameters.
+  // The largest module directly contains this many parameters. The parameters of inner modules do
+  // not count.
   std::uint64_t largest_module = 0;
   std::uint32_t gpus_per_node = 1;
   std::uint32_t nodes = 1;

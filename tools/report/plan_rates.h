@@ -4,7 +4,7 @@
 // - Figures of `sluice bench gpu`. If the data sheet of a drive is given, the data sheet replaces
 //   these figures for the drive.
 // - Calibration files of `sluice bench io` and `sluice bench adam`.
-// - Rates stated by options.
+// - Rates that the options give.
 #pragma once
 
 #include <optional>
@@ -32,7 +32,8 @@ struct PlanRateOptions {
   std::optional<double> sheet_flops;  // assumed rate, a part of the data sheet's rate
   std::optional<double> flush_ms;     // the time for which a flush occupies the drives
   bool is_on_host = false;  // true: the host computes, and one thread makes the device's updates
-  // The number of threads that compute on this machine; 0 = the plan assumes a machine with a GPU.
+  // The number of threads that compute on this machine. If the number is 0, the plan assumes a
+  // machine with a GPU.
   unsigned host_threads = 0;
   // The number of ranks that share the rates of storage and of the CPU.
   std::uint32_t sharing_ranks = 1;

@@ -1,5 +1,5 @@
-// Writes named fp32 tensors to an output file of a command, in the safetensors format.
-// engine/checkpoint/safetensors_file.h reads such files.
+// These functions write fp32 tensors with names to a command's output file in the safetensors
+// format. engine/checkpoint/safetensors_file.h reads such files.
 #pragma once
 
 #include <cstdint>

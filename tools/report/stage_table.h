@@ -22,8 +22,8 @@ struct StageMemory {
   std::uint64_t window_bytes = 0;
   std::uint64_t gradient_bytes = 0;
   std::uint64_t optimizer_bytes = 0;
-  // The kinds of state for which the stage forbids the place that the config chooses. "auto"
-  // replaces the config's choice.
+  // The stage forbids the place that the config chooses for these kinds of state. "auto" replaces
+  // the config's choice.
   std::string left_to_auto;  // such as "parameters"; empty = none
   std::string obstacle;      // why the budgets are too small; the field below is then unset
   PhaseMarks most_in_use{};

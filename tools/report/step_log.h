@@ -1,6 +1,6 @@
-// The figures of a training run's steps, as rows of a CSV file and as lines of JSON. The figures of
-// a step are written when the step ends. If the run is killed, the files therefore contain the
-// figures of all earlier steps.
+// This log writes the figures of a training run's steps as rows of a CSV file, and as lines of
+// JSON. The figures of a step are written when the step ends. If the run is killed, the files
+// therefore contain the figures of all earlier steps.
 //
 // Thread rule: one thread.
 #pragma once
@@ -77,7 +77,7 @@ class StepLog {
   void finish_json_lines();
 
  private:
-  // One of the two files, and the first error that occurred with this file.
+  // A Rows object has one of the two files, and the first error that occurred with this file.
   struct Rows {
     OutputFile& file;
     std::exception_ptr failure;

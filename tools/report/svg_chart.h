@@ -27,8 +27,8 @@ struct BarChart {
   std::vector<Row> rows = {};
 };
 
-// Lines over one horizontal axis, which is logarithmic. While the mouse pointer is on a point of a
-// line, the chart shows the text of this point.
+// The chart has lines over one horizontal axis. The axis is logarithmic. While the mouse pointer is
+// on a point of a line, the chart shows the text of this point.
 struct LineChart {
   struct Line {
     std::string name = {};

@@ -134,8 +134,8 @@ class TraceAnalysis {
  private:
   using Index = std::unordered_map<std::uint64_t, std::vector<const TraceRecord*>>;
 
-  // Returns the key that `reads_` uses for the reads of a block. A key for activations contains the
-  // unit instead, because activations have no blocks.
+  // Returns the key that finds the reads of a block in `reads_`. A key for activations contains the
+  // unit's number and no block's number, because activations have no blocks.
   static std::uint64_t read_key(std::uint32_t block_or_unit, std::uint8_t plane) {
     return std::uint64_t{block_or_unit} << 8 | plane;
   }

@@ -20,11 +20,11 @@ struct TraceChange {
   double margin_ms = 0;  // half the width of the confidence interval; NaN if a trace has one step
 
   double difference_ms() const { return after_ms - before_ms; }
-  // Whether the confidence interval lies entirely above 0, or entirely below 0.
+  // Returns whether the confidence interval lies entirely above 0, or entirely below 0.
   bool is_certain() const;
 };
 
-// A setting, or a fact about the run, that differs between two traces.
+// The struct describes a setting, or a fact about the run, that differs between two traces.
 struct TraceSetting {
   std::string name;  // a key of the config, or the subject of the fact
   std::string before;

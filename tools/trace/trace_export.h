@@ -15,7 +15,7 @@ namespace sluice {
 // counter shows the number of requests, and another counter shows the rate.
 void write_chrome(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
-// Writes a file with one row per record. In the file, kinds, units and reasons are names instead of
+// Writes a file with one row per record. The file gives kinds, units and reasons as names, not as
 // numbers.
 void write_csv(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 

@@ -23,8 +23,8 @@ struct RankLags {
   std::vector<RankLag> ranks;     // in the order of the analyses
 };
 
-// Counts the collectives of traced steps, but not the collectives of evaluations. Ranks without a
-// trace are ignored.
+// The function counts the collectives of traced steps, but not the collectives of evaluations.
+// Ranks without a trace are ignored.
 RankLags rank_lags(const std::vector<TraceAnalysis>& ranks);
 
 }  // namespace sluice

@@ -37,8 +37,9 @@ struct TraceFile {
   std::uint64_t steady_ns = 0;  // steady_ns and wall_ns are two clocks, read at one instant
   std::uint64_t wall_ns = 0;
 
-  // This rank's steady clock minus rank 0's steady clock, and the error of this difference. Both
-  // values come from the section "clock". A run of one rank does not write this section.
+  // The offset is this rank's steady clock minus the steady clock of rank 0. The error is the
+  // uncertainty of the offset. Both values come from the section "clock". A run of one rank does
+  // not write this section.
   std::optional<std::int64_t> clock_offset_ns;
   std::uint64_t clock_error_ns = 0;
 };
@@ -67,8 +68,8 @@ TraceFile parse_trace(
 
 // Reads the traces of several ranks, and converts their times to one clock. The conversion uses the
 // clock offsets that the ranks have measured. If there are no offsets, traces from one machine need
-// no conversion, because they use the same steady clock. If there are no offsets, traces from
-// different machines are aligned by their wall clocks.
+// no conversion, because these traces use the same steady clock. If there are no offsets, traces
+// from different machines are aligned by their wall clocks.
 // Fails with kInput if a file cannot be read, or if two files contain the same rank.
 std::vector<TraceFile> read_traces(const std::vector<std::string>& paths, TraceSteps steps = {});
 

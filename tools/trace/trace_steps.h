@@ -42,7 +42,8 @@ struct StepMeans {
 StepMeans means_of(const std::vector<StepShare>& steps);
 
 // Returns one line about the means. The line names the resource that limits the step. The line also
-// gives the share of the step's time that a run without waits for I/O and the optimizer would save.
+// gives a share of the step's time. A run without any wait for I/O or the optimizer would save this
+// share.
 std::string verdict_of(const TraceAnalysis& rank);
 
 }  // namespace sluice

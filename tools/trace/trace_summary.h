@@ -27,17 +27,17 @@ struct SummaryOptions {
 struct StorageBytes {
   double read_per_step = 0;
   double written_per_step = 0;
-  // The bytes that the placement of the state forces a step to move; 0 = unknown. The forward pass
-  // and the backward pass each read every parameter that lies on storage. The update reads every
-  // optimizer record once. Parameters and records are written once.
+  // A step has to move at least these bytes, because of the placement of the state; 0 = unknown.
+  // The forward pass and the backward pass each read every parameter that lies on storage. The
+  // update reads every optimizer record once. Parameters and records are written once.
   double ideal_read = 0;
   double ideal_written = 0;
   double written_per_day = 0;
 };
 
-// The function leaves out the first step, which finds none of its data in memory. The function also
-// leaves out the last step, because its update may end after the trace. Returns nothing if the
-// trace has fewer than three steps.
+// The function leaves out the first step, because this step finds none of its data in memory. The
+// function also leaves out the last step, because its update may end after the trace. Returns
+// nothing if the trace has fewer than three steps.
 std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine);
 
 // Requires: `ranks` is not empty.

@@ -38,8 +38,9 @@ struct MachineCalibration {
   // Sets the storage rates in `rates`, for requests of `request_bytes` bytes, with `depth` requests
   // in flight. Between the measured sizes and depths, the rates are interpolated over the
   // logarithms of size and depth. Beyond the measured sizes and depths, the nearest measured rate
-  // is used. The latency is the time that a small read takes beyond the time to move its bytes. A
-  // share of 1 / `depth` is subtracted, because the measured rates already contain this share.
+  // is used. The latency is the time that a small read takes beyond the time to move its bytes. The
+  // latency in `rates` is smaller by a share of 1 / `depth`, because the measured rates already
+  // contain this share.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 
@@ -65,7 +66,8 @@ MachineCalibration calibrate(const CalibrationRequest& request,
                              const std::function<void(const std::string&)>& progress);
 
 // Returns the path of the file that keeps a calibration of `hardware`. The file is below
-// XDG_CACHE_HOME or ~/.cache. If neither folder is known, the path is empty.
+// XDG_CACHE_HOME or ~/.cache. If neither XDG_CACHE_HOME nor the home folder is known, the path is
+// empty.
 std::string calibration_file(const std::string& hardware);
 
 // Returns the calibration in the file `path`. The result is empty if the file does not exist,

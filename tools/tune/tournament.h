@@ -29,9 +29,9 @@ struct TournamentPlan {
 };
 
 // Returns a plan with as many runs as fit into `seconds`. A step is assumed to take `step_s`
-// seconds. A run is assumed to need `begin_s` seconds before its first step. `steps` is the user's
-// choice of the number of steps per run; 0 = the plan chooses the number. The plan has at least one
-// round of one step for one candidate.
+// seconds. A run is assumed to need `begin_s` seconds before its first step. `steps` is the number
+// of steps per run that the user has chosen. If `steps` is 0, the plan chooses the number. The plan
+// has at least one round of one step for one candidate.
 TournamentPlan plan_tournament(double seconds, double step_s, double begin_s, unsigned steps,
                                std::size_t candidates);
 

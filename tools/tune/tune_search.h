@@ -19,21 +19,22 @@ using TuneSettings = std::map<std::string, std::string>;
 
 struct TuneAxis {
   std::string name;
-  // The first choice is empty and stands for the given config. If there is a second choice, Sluice
-  // would make this choice by itself.
+  // The first choice is empty and stands for the given config. The second choice, if there is one,
+  // is the choice that Sluice makes by itself.
   std::vector<TuneSettings> choices;
-  // True if the model can hardly predict which choice of this axis is quicker. Two candidates that
-  // differ only in fine axes are never both finalists.
+  // True if the model can hardly predict which choice of this axis is quicker. If candidates differ
+  // only in axes with `is_fine`, at most one of these candidates becomes a finalist.
   bool is_fine = false;
-  // True if the choices of this axis have costs that the model does not know. If possible, the
-  // finalists include two candidates that differ in an unsure axis.
+  // True if the choices of this axis have costs that the model does not know. If possible, two of
+  // the finalists have different choices on an axis with `is_unsure`.
   bool is_unsure = false;
 };
 
 struct TunePrediction {
   double step_s = 0;
-  // The sum of `step_s` and a small part of the work that is hidden behind computation. If two
-  // groups of settings have equally long steps, the group with less hidden work ranks higher.
+  // `rank_s` is `step_s` plus a small part of the time of hidden work. Hidden work runs at the same
+  // time as computation. If two groups of settings have equally long steps, the group with less
+  // hidden work ranks higher.
   double rank_s = 0;
   std::string obstacle = {};  // why a run is impossible; `step_s` is then unset
   std::string binds = {};     // the scarcest resource
@@ -51,10 +52,10 @@ using TunePredictor = std::function<TunePrediction(const TuneSettings& settings)
 
 struct TuneResult {
   TuneCandidate given;
-  // The candidates that the model predicts to be quicker than the given config, with the quickest
-  // candidate first. Each candidate has as few settings as possible. Any two candidates differ in
-  // at least one axis that is not fine. If the given config cannot run, the list holds the quickest
-  // of all configs that can run.
+  // The list holds the candidates that are quicker than the given config, according to the model.
+  // The quickest candidate comes first. Each candidate has as few settings as possible. Any two
+  // candidates differ in at least one axis without `is_fine`. If the given config cannot run, the
+  // list holds the quickest of all configs that can run.
   std::vector<TuneCandidate> best;
   std::size_t predictions = 0;  // the number of candidates that the model has looked at
 };

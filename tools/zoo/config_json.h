@@ -46,8 +46,8 @@ class ConfigJson {
   std::string text_or(const char* key, const std::string& fallback) const;
   // Returns the value of `key`, which is a number of layers from 1 to kLayersMax.
   std::uint64_t layers(const char* key) const;
-  // Whether the list of numbers at `key` contains `value`. If the list is missing, the result is
-  // false.
+  // Returns whether the list of numbers at `key` contains `value`. If the list is missing, the
+  // result is false.
   bool lists(const char* key, std::uint64_t value) const;
   // Returns a copy of this file. If the value of `key` is an object, the copy also contains the
   // object's keys, except keys that the file already has.
@@ -61,7 +61,7 @@ class ConfigJson {
 // The largest number of elements of a tensor. No real tensor has more elements. The limit also
 // ensures that sums and sizes in bytes do not overflow.
 inline constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 48;
-// Whether a tensor of this shape has at least 1 and at most kElementsMax elements.
+// Returns whether a tensor of this shape has at least 1 and at most kElementsMax elements.
 bool has_usable_extents(const std::vector<std::uint64_t>& shape);
 
 // Builds one unit. The names of the unit's tensors have a common prefix.
@@ -74,14 +74,14 @@ class UnitBuilder {
   // Adds one tensor. All add functions fail with kConfig if a tensor has more than kElementsMax
   // elements.
   void add(const std::string& name, std::vector<std::uint64_t> shape);
-  // Adds the matrix of a product, and a bias of `bias` values; 0 = no bias. The caller may exchange
-  // `rows` and `columns`.
+  // Adds the matrix of a product, and a bias with `bias` values. If `bias` is 0, no bias is added.
+  // The caller may exchange `rows` and `columns`.
   void add_matrix(const std::string& name, std::uint64_t rows, std::uint64_t columns,
                   std::uint64_t bias = 0);
   // Adds a norm layer with a weight and a bias.
   void add_norm(const std::string& name, std::uint64_t width);
-  // Adds the matrices of all experts. The first extent of `shape` is the number of experts. Each
-  // token uses `used` of these experts.
+  // Adds the matrices of all experts. The first extent of `shape` is the number of experts. `used`
+  // is the number of experts that each token uses.
   void add_experts(const std::string& name, std::vector<std::uint64_t> shape, std::uint64_t used);
 
   // The number of elements in the experts that a token does not use.

@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// Each function returns nothing if `type` does not belong to the function's family.
+// The result of each function is empty if `type` does not belong to the function's family.
 std::optional<ZooModel> read_decoder(const ConfigJson& file, const std::string& type);
 std::optional<ZooModel> read_other_transformer(const ConfigJson& file, const std::string& type);
 

@@ -37,8 +37,8 @@ SLUICE_HOST_DEVICE inline float float_from_bf16(std::uint16_t value) {
   return float_from_bits(static_cast<std::uint32_t>(value) << 16);
 }
 
-// Rounding is to nearest, with ties to even. Overflow becomes infinity. A NaN becomes a quiet NaN
-// with a truncated payload.
+// The conversion rounds to the nearest value, with ties to even. Overflow becomes infinity. A NaN
+// becomes a quiet NaN with a truncated payload.
 SLUICE_HOST_DEVICE inline std::uint16_t bf16_from_float(float value) {
   const std::uint32_t bits = bits_from_float(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x0040u);
@@ -56,8 +56,8 @@ SLUICE_HOST_DEVICE inline float float_from_fp16(std::uint16_t value) {
   return float_from_bits(sign | bits_from_float(magnitude));
 }
 
-// Rounding is to nearest, with ties to even. Overflow becomes infinity. A NaN becomes a quiet NaN
-// with a truncated payload.
+// The conversion rounds to the nearest value, with ties to even. Overflow becomes infinity. A NaN
+// becomes a quiet NaN with a truncated payload.
 SLUICE_HOST_DEVICE inline std::uint16_t fp16_from_float(float value) {
   const std::uint32_t bits = bits_from_float(value);
   const std::uint16_t sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
@@ -69,8 +69,8 @@ SLUICE_HOST_DEVICE inline std::uint16_t fp16_from_float(float value) {
     const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
   }
-  // If the result is subnormal, the code adds 0.5 in fp32. This addition rounds at 2^-24 with ties
-  // to even, so the sum ends in the right bits.
+  // If the result is subnormal, the code adds 0.5 in fp32. This addition rounds to a multiple of
+  // 2^-24, with ties to even. So the lowest bits of the sum are the bits of the result.
   const std::uint32_t shifted = bits_from_float(float_from_bits(magnitude) + 0.5f);
   return static_cast<std::uint16_t>(sign | (shifted - 0x3f000000u));
 }

@@ -1,7 +1,7 @@
 // The only exception type of Sluice, and the check for programmer errors. The control plane, which
 // constructs, configures and opens objects, throws Error. The data plane returns 0 or an errno and
 // never throws across threads. A message says which operation failed, and on which object. The
-// message also gives the numbers, and says what the user can try.
+// message also gives the numbers that matter, and a remedy that the user can try.
 #pragma once
 
 #include <stdexcept>
@@ -39,7 +39,7 @@ class SLUICE_EXPORT Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// The text of an errno, such as "Input/output error" for 5. Thread-safe, unlike strerror.
+// Returns the text of an errno, such as "Input/output error" for 5. Thread-safe, unlike strerror.
 SLUICE_EXPORT std::string errno_text(int error_number);
 
 // Prints the place and the message to stderr and aborts, because no state is worth keeping after a

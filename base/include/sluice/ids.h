@@ -1,7 +1,7 @@
-// The ids of units, tensors and blocks. Each kind of id has its own type, so the compiler rejects
-// an id of the wrong kind. Ids start at 0 and follow the order of the model. Unit ids follow the
-// order of ModelSpec::units. Tensor ids and block ids run through all units, in the order of the
-// units.
+// This header defines the ids of units, tensors and blocks. Each kind of id has its own type, so
+// the compiler rejects an id of the wrong kind. Ids start at 0 and follow the order of the model.
+// Unit ids follow the order of ModelSpec::units. Tensor ids and block ids are counted over all
+// units, in the order of the units.
 #pragma once
 
 #include <cstdint>

@@ -59,10 +59,12 @@ struct SavedCheckpoint {
   std::uint64_t step = 0;
   std::uint64_t size_bytes = 0;
   std::int64_t duration_ns = 0;  // from the call until the checkpoint had its name
-  // The part of duration_ns that this rank spent in the engine's calls for this checkpoint.
+  // The time that this rank spent in the engine's calls for this checkpoint. This time is a part of
+  // duration_ns.
   std::int64_t blocked_ns = 0;
-  // The time for which updates waited because the checkpoint had not yet copied their blocks.
-  // Computation continues during this time until computation needs an updated block.
+  // The time during which updates waited until the checkpoint had copied the blocks of these
+  // updates. Computation goes on during this wait, and stops only if computation needs an updated
+  // block.
   std::int64_t update_wait_ns = 0;
 };
 

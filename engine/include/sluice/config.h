@@ -68,15 +68,16 @@ constexpr UpdateProcessor other_than(UpdateProcessor processor) {
 // through a unit before any of them goes through the next unit. Parameters are fetched once for all
 // micro-batches, but the boundary activations of all micro-batches exist at the same time.
 // Gradients of a unit are added in the order in which the unit is used. Both orders give the same
-// bits, unless backward uses a unit more than once (tied weights).
+// bits, unless the backward pass uses a unit more than once (tied weights).
 enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
 
 SLUICE_EXPORT std::string_view name_of(MicroBatchOrder order);
 
-// The place of the activations. Activations are the values that forward computes and backward
-// needs. With kKeep, the application keeps all activations. Otherwise the engine keeps only the
-// activations that one use of a unit passes to the next use (engine/plan/activation_plan.h). The
-// application then computes all other activations again in backward.
+// The place of the activations. Activations are the values that the forward pass computes and the
+// backward pass needs. With kKeep, the application keeps all activations. With every other value,
+// the engine keeps only the activations that one use of a unit passes to the next use
+// (engine/plan/activation_plan.h). The application then computes all other activations again in the
+// backward pass.
 enum class ActivationHome : std::uint8_t {
   kKeep,       // the application keeps all activations
   kRecompute,  // the engine keeps boundary activations in device memory
@@ -86,10 +87,10 @@ enum class ActivationHome : std::uint8_t {
 
 SLUICE_EXPORT std::string_view name_of(ActivationHome home);
 
-// How the loss is scaled (engine/step/loss_scaler.h). The application multiplies its loss, or the
-// gradient of the loss, by Step::loss_scale(). The engine then divides the gradients by the same
-// factor. With a dynamic scale, a step whose gradients overflow is skipped, even if
-// Config::Optimizer::non_finite is kStop.
+// These options say how the loss is scaled (engine/step/loss_scaler.h). The application multiplies
+// its loss, or the gradient of the loss, by Step::loss_scale(). The engine then divides the
+// gradients by the same factor. With a dynamic scale, a step whose gradients overflow is skipped,
+// even if Config::Optimizer::non_finite is kStop.
 struct LossScaleOptions {
   // The scale of every step. 0 stands for a dynamic scale, which the members below control. 1
   // stands for no scaling.
@@ -101,8 +102,8 @@ struct LossScaleOptions {
   std::uint32_t window = 1000;
   // The scale is halved after this number of overflows. The number is at least 1.
   std::uint32_t hysteresis = 2;
-  // If true, every step without an overflow resets the count of overflows. If false, only a
-  // doubling of the scale resets the count.
+  // If this member is true, every step without an overflow resets the count of overflows. If this
+  // member is false, only a doubling of the scale resets the count.
   bool consecutive_hysteresis = false;
   // The scale never goes below this minimum, and an overflow at the minimum ends the run. 0 = no
   // minimum.
@@ -117,16 +118,17 @@ struct LossScaleOptions {
 enum class RankReduction : std::uint8_t { kExact, kNccl, kNodes };
 SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 
-// The reaction if the host or a GPU has less free memory than the pools need: an error, a note, or
-// nothing. The check reads the size of the free memory when the engine is made. If the reaction is
-// not an error, the kernel may later kill the process in the middle of a step.
+// This setting is for the case that the host or a GPU has less free memory than the pools need. The
+// reaction is an error, a note, or nothing. The check reads the size of the free memory when the
+// engine is made. If the reaction is not an error, the kernel may later kill the process in the
+// middle of a step.
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 
-// The setting that says whether leases and updates use the state directly at its home. The home is
-// in host memory or on the device. Without this direct use, leases and updates use a copy. The
-// direct use of the state requires a single rank, and a device without memory of its own, such as
-// the host device.
+// This setting says whether leases and updates use the state in place, without a copy. The state is
+// then in host memory or on the device. If the setting is off, leases and updates use a copy of the
+// state. The setting can be on only with a single rank, and with a device without memory of its
+// own, such as the host device.
 enum class UnifiedMemory : std::uint8_t {
   kAuto,  // on, if the device allows it
   kOff,   // off: leases and updates use copies, as on a GPU
@@ -134,9 +136,10 @@ enum class UnifiedMemory : std::uint8_t {
 };
 SLUICE_EXPORT std::string_view name_of(UnifiedMemory unified);
 
-// The setting that guards the memory at the addresses that leases give. With the guard, the memory
-// at these addresses is inaccessible while no lease covers this memory. An access outside of a
-// lease then ends the process at the place of the access. The guard requires the host device.
+// This setting turns on a guard for the memory that leases give to the application. If the guard is
+// on, this memory is accessible only while a lease covers the memory. If the guard is on, an access
+// outside of a lease ends the process at the place of the access. The guard requires the host
+// device.
 enum class GuardMode : std::uint8_t {
   kAuto,  // on in builds without NDEBUG, if the device allows it
   kOff,
@@ -160,16 +163,15 @@ struct Config {
     AdamOptions adam;                 // sluice/optimizer.h lists the options of each kind
     double momentum = 0.9;            // for kSgd
     double clip_norm = 1.0;           // bound on the global gradient norm; 0 = no clipping
-    // This value is added to the gradient norm. The sum of both is compared with clip_norm. If the
-    // sum is larger, the gradient is multiplied by clip_norm divided by the sum. PyTorch and
-    // DeepSpeed use 1e-6.
+    // This value is added to the gradient norm. If the sum is larger than clip_norm, the gradient
+    // is multiplied by clip_norm divided by the sum. PyTorch and DeepSpeed use 1e-6.
     double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     UntouchedPolicy untouched = UntouchedPolicy::kUpdate;
-    // Under kLazy, the largest number of updates that a unit may miss; at least 1. After this
-    // number of missed updates, the unit makes up for all of them, even if no step uses the unit.
-    // With a larger number, fewer bytes are moved. But a unit then needs more memory and arithmetic
-    // to make up for its missed updates.
+    // Under kLazy, a unit may miss at most this number of updates. The number is at least 1. After
+    // this number of missed updates, the unit makes up for all of them, even if no step uses the
+    // unit. With a larger number, fewer bytes are moved. But with a larger number, a unit needs
+    // more memory and arithmetic to make up for its missed updates.
     std::uint32_t lazy_max = 1000;
     OverlapPolicy overlap = OverlapPolicy::kAuto;
     UpdateProcessor update_on = UpdateProcessor::kCpu;
@@ -181,8 +183,8 @@ struct Config {
     struct Group {
       std::vector<std::string> tensors;  // patterns: '*' stands for any characters, '?' for one
       double learning_rate_factor = 1;   // multiplies the step's learning rate
-      // If this value is empty, the group has the optimizer's weight decay. Tensors with
-      // WeightDecay::kNone then have no weight decay.
+      // If this value is empty, the group has the optimizer's weight decay. In such a group,
+      // tensors with WeightDecay::kNone have no weight decay.
       std::optional<double> weight_decay = {};
     };
     std::vector<Group> groups;
@@ -197,8 +199,8 @@ struct Config {
     std::optional<std::uint64_t> device_bytes = {};
     std::optional<std::uint64_t> host_bytes = {};
     RoomCheck check = RoomCheck::kError;
-    // The number of blocks that Engine::begin_save() holds in memory at once, at most 16. With 0,
-    // begin_save() is refused.
+    // Engine::begin_save() holds at most this number of blocks in memory at once. The number is at
+    // most 16. If the number is 0, begin_save() is refused.
     std::uint32_t save_buffers = 0;
     UnifiedMemory unified = UnifiedMemory::kAuto;
     GuardMode guard = GuardMode::kAuto;
@@ -237,8 +239,8 @@ struct Config {
     double timeout_s = 120;  // a longer transfer stops the engine; 0 = no limit
   } storage;
 
-  // How the state is divided among the ranks (docs/design/ranks.md). A single rank ignores these
-  // options.
+  // These options say how the state is divided among the ranks (docs/design/ranks.md). A single
+  // rank ignores these options.
   struct Sharding {
     // The ZeRO stage. At stage 0, every rank has the whole state. At stage 1, the optimizer state
     // is divided among the ranks. At stage 2, the gradients are divided, too. At stage 3, the
@@ -248,18 +250,18 @@ struct Config {
     // further copies. 0 stands for all ranks. This number must divide the number of all ranks.
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // true: RankWorld::shared() makes each host's ranks a group
-    // At stage 3, every rank's device stores small units whole. A unit is small if its parameters
-    // take at most this many bytes. The rules of stage 2 apply to such a unit. Such a unit needs
-    // room in memory.device in addition to the window. A larger value saves gathers, but takes more
-    // device memory. Below the default size, the time of a gather does not depend on its length,
-    // because latency dominates. 0 = no unit is stored whole.
+    // At stage 3, the device of every rank keeps the complete parameters of small units. A unit is
+    // small if its parameters take at most this many bytes. The rules of stage 2 apply to such a
+    // unit. Such a unit needs room in memory.device in addition to the window. A larger value saves
+    // gathers, but takes more device memory. For gathers below the default size, the time does not
+    // depend on the size, because latency dominates. 0 = no unit is small.
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // The members below are for the code that makes the collectives.
     RankReduction reduction = RankReduction::kExact;
     // The number of consecutive ranks that form a node under kNodes. This number must divide the
-    // number of ranks. 0 stands for the ranks of a host: RankWorld::shared() replaces the 0 with
-    // the number of these ranks. An application that calls split_ranks() sets this number itself.
-    // The right value is the number of the part's ranks on one host.
+    // number of ranks. If this number is 0, RankWorld::shared() replaces the 0 with the number of
+    // ranks on a host. An application that calls split_ranks() sets this number itself. The right
+    // value is the number of ranks on one host that belong to the same part.
     std::uint32_t node_ranks = 0;
     double timeout_s = 120;  // how long a rank waits for another rank
   } sharding;
@@ -272,7 +274,7 @@ SLUICE_EXPORT Config engine_config(const ConfigDocument& document);
 
 // Checks the values of `config`, because the code of an application may have set wrong values. A
 // config that was read from a file passes the check.
-// Fails with kConfig, naming the member.
+// Fails with kConfig if a value is wrong. The message names the member.
 SLUICE_EXPORT void validate(const Config& config);
 
 }  // namespace sluice

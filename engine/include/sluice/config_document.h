@@ -40,15 +40,15 @@ class SLUICE_EXPORT ConfigDocument {
 
   // Returns the value of a key such as "optimizer.beta1". If the document does not set the key, the
   // result is the key's default in the schema.
-  // Requires: the schema has the key, and the key's type is the function's type. Unless a find_
-  // function is called, the schema also has a default for the key.
+  // Requires: the schema has the key, and the key's type is the function's type. The schema also
+  // has a default for the key, unless the function's name begins with "find_".
   double number(std::string_view key) const;
   std::uint64_t integer(std::string_view key) const;
   bool boolean(std::string_view key) const;
   std::string string(std::string_view key) const;
   std::vector<std::string> strings(std::string_view key) const;
   std::vector<double> numbers(std::string_view key) const;
-  // The number of entries of a list. The keys of entry i of "a.b" are "a.b.i.KEY".
+  // The number of entries of a list. Entry i of the list "a.b" has the keys "a.b.i.KEY".
   std::size_t entry_count(std::string_view key) const;
   // The result is empty if neither the file nor the schema gives a value.
   std::optional<double> find_number(std::string_view key) const;
@@ -64,7 +64,8 @@ class SLUICE_EXPORT ConfigDocument {
   // The origin of the value: "NAME:LINE:COLUMN", "--set KEY=VALUE", or "default".
   std::string origin_of(std::string_view key) const;
 
-  // Throws Error{kConfig} with the place of `key` in front of `message`.
+  // Throws an Error with the code kConfig. The error's text is the place of `key`, and then
+  // `message`.
   [[noreturn]] void fail(std::string_view key, const std::string& message) const;
 
  private:

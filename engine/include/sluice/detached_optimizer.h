@@ -42,8 +42,8 @@ struct DetachedTensor {
   bool is_on_device = false;  // parameter and gradient are in the memory of the optimizer's device
 };
 
-// One step of one tensor. The parameter and the gradient are contiguous in memory. The optimizer
-// owns the parameter and the gradient from the call of begin() until wait() returns for this
+// One step of one tensor. The parameter and the gradient are contiguous in memory. After begin() is
+// called, the optimizer owns the tensor's parameter and gradient until wait() returns for the
 // tensor. During this time, the optimizer writes the parameter and reads the gradient. If the
 // tensor is on a device, `parameter` and `gradient` are device addresses.
 struct DetachedUpdate {
@@ -67,8 +67,8 @@ struct DetachedReport {
   std::uint64_t non_finite_blocks = 0;  // blocks that an update left with an infinity or a NaN
   std::string non_finite_tensor;        // the tensor of the first such block
   // The sizes below are planned sizes.
-  // The bytes in host memory: state, lanes for state on storage, and places for data from the
-  // device.
+  // The number of bytes in host memory. These bytes hold state, the lanes for state on storage, and
+  // data from the device.
   std::uint64_t host_bytes = 0;
   std::uint64_t storage_bytes = 0;    // the bytes on storage
   std::uint64_t pass_read_bytes = 0;  // read by an update of all tensors; as many are written
@@ -91,8 +91,8 @@ class SLUICE_EXPORT DetachedOptimizer {
   // `device` must outlive the optimizer.
   // Also fails if Device::register_host_memory() fails.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors, Device& device);
-  // The destructor stops the updates that are under way. A parameter may then be only partly
-  // updated, unless wait() has returned for its tensor.
+  // The destructor stops the updates that are under way. After the destructor, a parameter may be
+  // only partly updated if wait() has not returned for its tensor.
   ~DetachedOptimizer();
   DetachedOptimizer(const DetachedOptimizer&) = delete;
   DetachedOptimizer& operator=(const DetachedOptimizer&) = delete;
@@ -100,14 +100,14 @@ class SLUICE_EXPORT DetachedOptimizer {
   // Starts `updates` in the given order. The new updates run after the updates that are already
   // under way.
   // Fails with:
-  // - kInvalidArgument: an update is not valid, or its tensor is on a device. The message names
-  //   tensor and value, and nothing has changed.
+  // - kInvalidArgument: an update is not valid, or its tensor is on a device. The message names the
+  //   tensor and the value, and the call changes nothing.
   // - The first failure, if there was one.
   void begin(std::span<const DetachedUpdate> updates);
   // Does the same as the other begin(), but also accepts tensors on the device. At the time of the
-  // call, `stream` may have unfinished work. The optimizer reads a tensor on the device only after
-  // the end of this work. `stream` is a stream of the optimizer's device. The call is refused if
-  // the optimizer was made without a device.
+  // call, `stream` may have unfinished work. The optimizer waits for the end of this work before it
+  // reads a tensor on the device. `stream` is a stream of the optimizer's device. The call is
+  // refused if the optimizer was made without a device.
   void begin(std::span<const DetachedUpdate> updates, StreamId stream);
   // The call returns when the parameter of `tensor` has the result of every update that has begun.
   // The parameter and the gradient then belong to the application again.
@@ -133,8 +133,8 @@ class SLUICE_EXPORT DetachedOptimizer {
             std::span<float> target);
   // Sets elements of a tensor's state, beginning with element `first_element`. A call that sets a
   // master also sets the 16 bits that the optimizer keeps for the parameter. At the next update,
-  // the application's parameter has to hold the same 16 bits. If the 16 bits differ, the value of
-  // the application's parameter becomes the master.
+  // the application's parameter has to hold the 16 bits that the optimizer keeps. If the
+  // application's parameter holds other bits, the parameter's value becomes the master.
   // Moments in bf16 are rounded to nearest. Moments in 8 bits are encoded in groups of 256
   // elements, counted from the beginning of the tensor. If a call sets only a part of a group, the
   // other elements of the group may change.

@@ -21,13 +21,13 @@
 //
 // examples/sine is the complete program.
 //
-// Thread rule: one thread at a time. Computation runs on the device's streams. Floating-point
-// environment: the engine rounds to nearest and keeps denormal numbers, both on its own threads and
-// during every call. The caller's setting has no effect on the engine. Functions that a call runs
-// for the application, such as InitialValues, run in the same environment. A call does not change
-// the caller's setting. Failure: if an exception comes before any update, the state has not
-// changed. A failed transfer stops the engine permanently. The error of every later call names the
-// last complete step. Storage files have no name and vanish with the process, unless
+// Thread rule: one thread at a time may call the engine. Computation runs on the device's streams.
+// Floating-point environment: the engine rounds to nearest and keeps denormal numbers, both on its
+// own threads and during every call. The caller's setting has no effect on the engine. The
+// application's functions, such as InitialValues, run in the engine's floating-point environment. A
+// call does not change the caller's setting. Failure: if an exception comes before any update, the
+// state has not changed. A failed transfer stops the engine permanently. The error of every later
+// call names the last complete step. Storage files have no name and vanish with the process, unless
 // Config::Storage::State names a durable store. After kTimeout the destructor still waits for the
 // drive, because the drive may write to the engine's memory until the transfer has ended. A program
 // that must not wait has to end with _exit(). Errors and aborts: a forbidden call throws Error with
@@ -69,8 +69,8 @@ struct SaveProgress;
 struct SavedCheckpoint;
 
 struct OpenOptions {
-  // If true, open_or_create() continues even if numbers of the config, such as optimizer.beta2,
-  // differ from the numbers of the last commit. The store keeps a list of such changes.
+  // If this option is true, numbers of the config may differ from the numbers of the last commit.
+  // An example is optimizer.beta2. The store keeps a list of the changed numbers.
   bool accepts_changes = false;
   // The application's data for the first commit of a new store. The rules of
   // FinishOptions::application apply to this data.
@@ -115,8 +115,8 @@ class SLUICE_EXPORT Engine {
   // Sets the fp32 master weights, and sets the moments to zero. Once, before the first step.
   // Fails with:
   // - kNonFinite: a value is not finite. The message names tensor and element.
-  // - kInvalidArgument: `values` has no function, or there already is a state in the engine or in
-  //   its durable store.
+  // - kInvalidArgument: `values` has no function, or the engine or its durable store already has a
+  //   state.
   // - kIo and others: a transfer has failed.
   // After a failure, initialize() can be called again.
   void initialize(const InitialValues& values);
@@ -166,9 +166,9 @@ class SLUICE_EXPORT Engine {
   // - The errors of initialize().
   // The constructor has already refused a store that is in use, incomplete, or of another model.
   OpenedState open_or_create(const InitialValues& values, const OpenOptions& options = {});
-  // Returns the last step whose commit is durable on this rank. One step later, this commit is
-  // durable on every rank. After the constructor, the result is the step from which
-  // open_or_create() continues. The result is empty if there is no store, or no commit yet.
+  // Returns the last step whose commit is durable on this rank. One step later, the commit of the
+  // returned step is durable on every rank. After the constructor, the result is the step from
+  // which open_or_create() continues. The result is empty if there is no store, or no commit yet.
   std::optional<std::uint64_t> committed_step() const;
   // Makes a commit of the last step, even if no commit is due. When commit_now() returns, every
   // rank has the commit.
@@ -197,16 +197,17 @@ class SLUICE_EXPORT Engine {
   // holds exactly the state at the time of the call. If another save is under way, begin_save()
   // first waits for the end of that save. An application that needs the result of that save calls
   // finish_save() before begin_save(). After all ranks have written their parts, a later call gives
-  // the checkpoint its name. The call that gives the name is begin_step(), finish_save(),
-  // begin_save(), save(), replace_values() or close(). All ranks make the same calls.
+  // the checkpoint its name. The checkpoint gets its name in the next call of begin_step(),
+  // finish_save(), begin_save(), save(), replace_values() or close(). All ranks make the same
+  // calls.
   // Fails with:
   // - The errors of save().
   // - kInvalidArgument: memory.save_buffers is 0.
-  // - The failure of the previous save, if no call has thrown it.
+  // - The failure of the previous save, if no call has thrown this failure.
   void begin_save(const std::string& root, const SaveOptions& options);
-  // Returns the checkpoint of begin_save() after a later call has given the checkpoint its name.
-  // The result is empty while the checkpoint is being written. Each checkpoint is returned only
-  // once.
+  // Returns the checkpoint that begin_save() began, after a later call has given the checkpoint its
+  // name. The result is empty while the checkpoint is being written. Each checkpoint is returned
+  // only once.
   // If the save has failed, only one call throws the failure. If neither poll_save() nor
   // finish_save() takes the failure, the next begin_step(), begin_save(), save() or close() throws
   // the failure. After this failure, the engine can continue, and the contents of the folder are as
@@ -239,7 +240,7 @@ class SLUICE_EXPORT Engine {
   // - kRanks: the groups of the ranks differ.
   void set_norm_group(NormGroup group);
 
-  // Returns when every scheduled update has been applied and the updated state is back at home.
+  // Returns when every scheduled update has been applied and the homes hold the updated state.
   void drain();
   // This call is the last call of an engine. The call waits for the updates, and commits the last
   // step if there is a durable store. If an update has failed and no call has thrown this failure
@@ -274,8 +275,9 @@ class SLUICE_EXPORT Engine {
                   std::span<std::byte> target);
 
   // Returns the value `own` of every rank, in the order of the ranks. If the engine has a single
-  // rank, the result has one entry. All ranks call exchange() at the same point. This rule also
-  // applies to every other function that begins, ends or reads something.
+  // rank, the result has one entry. All ranks call exchange() at the same point. All ranks must
+  // also call every other function at the same point if the function begins, ends or reads
+  // something.
   std::vector<double> exchange(double own);
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;

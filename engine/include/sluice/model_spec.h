@@ -42,17 +42,17 @@ struct UnitSpec {
   // opaque unit is frozen. float_of_word() converts a word to an initial value.
   bool is_opaque = false;
   // The parameters of a pinned unit always stay in device memory, even if placement.parameters
-  // names another tier. The device of every rank has all parameters of the unit. So a lease on a
-  // pinned unit in forward or in an inference does not count in ModelSpec::concurrent_leases.
-  // Computation may hold such a lease until the step ends, and may use other units in the meantime.
-  // An example is a small unit that the whole model uses, such as a position table. A pinned unit
-  // is never an announced unit.
+  // names another tier. The device of every rank has all parameters of the unit. So
+  // ModelSpec::concurrent_leases does not include the leases on pinned units in forward or in an
+  // inference. Computation may hold such a lease until the step ends, and may use other units in
+  // the meantime. An example is a small unit that the whole model uses, such as a position table. A
+  // pinned unit is never an announced unit.
   bool is_pinned = false;
   // A local unit is different on every rank: at the same place in the model, each rank has a unit
-  // of its own. An example is one of the experts (expert parallelism). The units at one place have
-  // the same shapes on all ranks, but different names and different values. A local unit is not
-  // gathered. The gradient of a local unit is not added over the ranks, and counts once in the
-  // norm. A local unit is always an announced unit, and only its own rank announces the unit.
+  // of its own. An example is an expert in expert parallelism. The units at one place have the same
+  // shapes on all ranks, but different names and different values. A local unit is not gathered.
+  // The gradient of a local unit is not added over the ranks, and counts once in the norm. A local
+  // unit is always an announced unit, and only its own rank announces the unit.
   bool is_local = false;
 };
 
@@ -61,20 +61,20 @@ struct SLUICE_EXPORT ModelSpec {
 
   // The orders in which one micro-batch acquires the units. Announced units are left out. If
   // forward_order is empty, the order is 0, 1, 2 and so on. If backward_order is empty, the order
-  // is the reverse of forward_order. A unit may appear more than once. The gradients of its uses
-  // are then added. For example, a tied head acquires the embedding a second time. A step that uses
-  // the units in another order has to wait for transfers (sluice/step.h).
+  // is the reverse of forward_order. A unit may appear more than once. If a unit appears more than
+  // once, the gradients of its uses are added. For example, a tied head acquires the embedding a
+  // second time. A step that uses the units in another order has to wait for transfers
+  // (sluice/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
-  // The largest number of leases that computation holds at the same time. Leases on pinned units
-  // count only in backward. The device window has room for at least this many units.
+  // The largest number of leases that computation holds at the same time. A lease on a pinned unit
+  // counts only in backward. The device window has room for at least this many units.
   std::uint32_t concurrent_leases = 1;
 
-  // In the forward pass of a micro-batch, boundary_bytes[i] bytes go from the use with number i to
-  // the use with number i + 1. The backward pass gives a gradient of the same size in the other
-  // direction. The list has one entry less than forward_order. If the list is empty, the
-  // application keeps its activations.
+  // The forward pass of a micro-batch moves boundary_bytes[i] bytes from use number i to use number
+  // i + 1. The backward pass moves a gradient of the same size in the other direction. The list has
+  // one entry less than forward_order. If the list is empty, the application keeps its activations.
   std::vector<std::uint64_t> boundary_bytes;
 
   std::uint64_t element_count() const;
@@ -86,7 +86,7 @@ struct SLUICE_EXPORT ModelSpec {
 //   extents, or a name used twice.
 // - kInvalidArgument: an order names an unknown or an announced unit.
 // - kInvalidArgument: a trained unit is not announced, and backward_order leaves it out.
-// - kInvalidArgument: the model has no trained units, or announced units only.
+// - kInvalidArgument: no unit of the model is trained, or every unit is announced.
 // - kInvalidArgument: there is an opaque unit that is not frozen, a pinned unit that is announced,
 //   or a local unit that is not announced.
 // - kInvalidArgument: boundary_bytes has an entry of 0, or the wrong number of entries.

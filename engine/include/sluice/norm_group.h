@@ -2,8 +2,8 @@
 // The application itself splits the model. Each process of such an application has an engine for
 // its part of the model. A norm group consists of the processes that have the whole model together.
 // All processes of the group use the norm of the whole group. So the processes clip by the same
-// factor, skip the same steps and keep the same loss scale. The factor, the steps and the scale are
-// equal to those of a single engine with the whole model. Plain data.
+// factor, skip the same steps and keep the same loss scale. A single engine with the whole model
+// would clip by the same factor, skip the same steps and keep the same loss scale. Plain data.
 #pragma once
 
 #include <cstdint>

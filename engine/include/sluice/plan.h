@@ -1,6 +1,6 @@
-// The plan of a run, identical to the plan that the engine makes. The plan says how much memory the
-// run takes in each tier, and how many bytes a step moves. The computation of a plan needs no
-// engine, device or file, so a laptop can plan for a cluster.
+// The functions compute the plan of a run. The engine itself makes the same plan. The plan says how
+// much memory the run takes in each tier, and how many bytes a step moves. The computation of a
+// plan needs no engine, device or file, so a laptop can plan for a cluster.
 #pragma once
 
 #include <cstdint>
@@ -49,13 +49,14 @@ struct Plan {
   // The policy that says when blocks are updated. If the config says "auto", the member is the
   // policy that the engine uses while clipping is rare.
   OverlapPolicy policy{};
-  // The traffic of a step with the micro-batches and the order of Config::Activations.
+  // The traffic that one step causes. Config::Activations gives the step's micro-batches and their
+  // order.
   Traffic traffic;
 };
 
-// Describes the drives and the memory of this machine. The device is the host, with
-// host_device_bytes(config) bytes of memory. If the default budgets do not fit into the free
-// memory, the result states less memory than the machine has.
+// Describes the drives and the memory of this machine. The result describes the host as the device.
+// The device's memory has host_device_bytes(config) bytes. If the default budgets do not fit into
+// the free memory, the result gives a memory size that is smaller than the machine's memory.
 SLUICE_EXPORT RunMachine this_machine(const Config& config);
 
 // Returns the size of a host device's memory (sluice/host_device.h). If the config sets

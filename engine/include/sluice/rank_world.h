@@ -12,8 +12,9 @@
 // ranks into parts.
 //
 // Thread rule: one thread at a time.
-// Failure: when a rank fails, the operations of the other ranks fail with kRanks, at the latest
-// after the timeout. If a rank cannot continue, the rank calls abort() before it ends.
+// Failure: when a rank fails, the operations of the other ranks fail with kRanks. These operations
+// fail when the timeout ends, or earlier. If a rank cannot continue, the rank calls abort() before
+// it ends.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +55,8 @@ class SLUICE_EXPORT RankWorld {
   // Starts MPI if the environment names several ranks. With torchrun and GPUs, MPI is not started,
   // because the ranks connect through the address that torchrun gives.
   // Fails with:
-  // - kConfig: the environment contradicts itself, or ranks on hosts have sharding.reduction
-  //   "nccl".
+  // - kConfig: the environment contradicts itself, or the ranks compute on hosts but
+  //   sharding.reduction is "nccl".
   // - kUnsupported: MPI or NCCL is missing, or the launcher does not start MPI.
   // - kRanks: another rank does not come in time.
   // After kRanks, the process has to end with _exit(), because MPI waits inside it.
@@ -76,8 +77,8 @@ class SLUICE_EXPORT RankWorld {
   const std::string& launcher() const;
 
   // Returns `config`, adapted to a rank that shares its host with other ranks. If Config::threads
-  // is 0, the result's number of threads is this rank's part of the host's cores. If sharding.group
-  // is "node", the ranks of a host form a group in the result.
+  // is 0, the ranks of a host share the host's cores equally. Config::threads of the result is this
+  // rank's share. If sharding.group is "node", the ranks of a host form a group in the result.
   // Fails with kConfig if hosts have different numbers of ranks, or if the launcher gives no such
   // numbers.
   Config shared(Config config) const;
@@ -110,12 +111,13 @@ class SLUICE_EXPORT RankWorld {
 
 // Divides the ranks of `whole` into parts, for an application that splits its model by tensor or
 // pipeline parallelism. `whole` may be the result of RankWorld::join(). All ranks that pass the
-// same `color` form a part, in the order of their ranks. Returns the collectives over this rank's
-// part. An engine that gets these collectives trains with the ranks of this part. An application
-// may also send its own messages with these collectives. An application can make several calls to
-// divide the same ranks in several ways. All ranks of `whole` make the same calls in the same
-// order. `device` is the device of `whole`. `whole` and `device` must outlive the result. In an
-// engine of a part, sharding.group counts only the ranks of the part.
+// same `color` form a part. The ranks of a part keep their order. Returns the collectives over this
+// rank's part. An engine that gets these collectives trains with the ranks of this part. An
+// application may also send its own messages with these collectives. An application can make
+// several calls to divide the same ranks in several ways. All ranks of `whole` make the same calls
+// in the same order. `device` is the device of `whole`. `whole` and `device` must outlive the
+// result. If an engine trains with the ranks of a part, the engine's sharding.group counts only the
+// ranks of this part.
 // Fails with kRanks if another rank does not come in time.
 SLUICE_EXPORT std::unique_ptr<Collectives> split_ranks(Collectives& whole, Device& device,
                                                        std::uint32_t color);

@@ -1,7 +1,7 @@
 // An engine gets its state from a source. Initial values, a checkpoint and another engine are
-// examples of sources. A source gives elements [a, b) of one kind of a tensor's state. Every rank
-// reads only the ranges that the rank owns. So the number of ranks that read a state may differ
-// from the number of ranks that wrote the state.
+// examples of sources. A source gives a range of the elements of one tensor, for one kind of state.
+// Every rank reads only the ranges that the rank owns. So the number of ranks that read a state may
+// differ from the number of ranks that wrote the state.
 //
 // Thread rule: each function's comment gives the rule for that function.
 #pragma once
@@ -34,9 +34,9 @@ struct LossScaleState {
 // position.
 struct StatePosition {
   std::uint64_t step = 0;  // the number of the last update
-  // The tensors that have had fewer than `step` updates. The map gives each such tensor's number of
-  // updates, by the tensor's name. Such tensors exist under optimizer.untouched "skip", because a
-  // step then updates only the units that the step uses.
+  // This map lists the tensors that have had fewer than `step` updates. Each key is the name of a
+  // tensor, and its value is the tensor's number of updates. Such tensors exist under
+  // optimizer.untouched "skip", because a step then updates only the units that the step uses.
   std::map<std::string, std::uint64_t> tensor_updates = {};
   // If this member is empty, the loss scale starts with the value of the config.
   std::optional<LossScaleState> loss_scale = {};
@@ -77,8 +77,9 @@ class SLUICE_EXPORT StateSource {
   // or kExpAvgSq. These three kinds are a complete state, because every parameter is a master that
   // is rounded to the compute dtype. The engine asks for moments only if the optimizer keeps them.
   // The engine never asks for the moments of a frozen unit. The masters of a frozen unit are the
-  // unit's parameters. For a tensor of an opaque unit, each value is the float_of_word() of a word.
-  // If allows_threads() returns false, read() is called only on the application's thread.
+  // unit's parameters. If the tensor belongs to an opaque unit, the function float_of_word() turns
+  // each word into a value. If allows_threads() returns false, read() is called only on the
+  // application's thread.
   // Fails with the source's own errors. After a failure, the engine has no state and accepts
   // another source.
   virtual void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,

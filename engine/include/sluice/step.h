@@ -30,8 +30,8 @@ struct EngineLink;
 
 // Keeps one unit on the device until the lease ends. When the lease ends, an event is recorded on
 // the lease's stream, after all work that is enqueued on this stream. Work that is enqueued after
-// the end of the lease must not touch the unit. If the unit's previous lease was on another stream,
-// this lease's stream also waits for the previous lease's work when this lease ends.
+// the end of the lease must not touch the unit. When a lease ends, its stream also waits for the
+// work of the unit's previous lease, if this work was on another stream.
 class SLUICE_EXPORT Lease {
  public:
   Lease(Lease&& other) noexcept;
@@ -44,7 +44,7 @@ class SLUICE_EXPORT Lease {
   // UnitSpec::tensors. The elements have the compute dtype. The address is a multiple of 256 bytes.
   // Only work on the lease's stream may read this memory.
   // Fails with kInvalidArgument if the unit has no such tensor, or if the lease, its step or its
-  // engine is over.
+  // engine has ended.
   const std::byte* parameter(std::size_t tensor) const;
   // Does the same as parameter(std::size_t), but returns elements of type T. T is float, Bf16 or
   // Fp16 (sluice/elements.h).
@@ -58,7 +58,8 @@ class SLUICE_EXPORT Lease {
   // Returns the device memory of the tensor's gradient. The elements have the gradient dtype. The
   // gradient is zero at first, and work on the lease's stream writes the gradient.
   // Fails in the same cases as parameter(std::size_t). Also fails with kInvalidArgument if the
-  // lease is not for backward, or the unit is frozen, because there is no gradient then.
+  // lease is not for the backward pass, or if the unit is frozen. In both cases, there is no
+  // gradient.
   std::byte* gradient(std::size_t tensor) const;
   // Fails in the same cases as gradient(std::size_t). Also fails with kInvalidArgument if T is not
   // the gradient dtype.
@@ -102,7 +103,7 @@ class SLUICE_EXPORT ActivationLease {
   // Returns device memory with the size that ModelSpec::boundary_bytes gives. The address is a
   // multiple of 4 KiB. After save(), only work on the lease's stream may write this memory. After
   // load(), only work on the lease's stream may read this memory.
-  // Fails with kInvalidArgument if the lease, its step or its engine is over.
+  // Fails with kInvalidArgument if the lease, its step or its engine has ended.
   std::byte* data() const;
 
   // The call ends the lease early.
@@ -123,7 +124,7 @@ class SLUICE_EXPORT ActivationLease {
 // then finish() updates the state. If a step omits a unit, repeats a unit or uses a unit out of
 // order, computation has to wait. The engine then expects that the next step uses the units in this
 // new order. A step uses announced units (UnitSpec::is_announced) in the order of their
-// announcement. Uses of announced units may come at any place between the uses of other units.
+// announcement. An announced unit may be used at any place between the uses of other units.
 class SLUICE_EXPORT Step {
  public:
   Step(Step&& other) noexcept;
@@ -138,9 +139,9 @@ class SLUICE_EXPORT Step {
   // which they have to be acquired. With several ranks, all ranks call announce() at the same
   // point. The step then uses all units that any rank has named, in the order of the model. Every
   // rank has to acquire each of these units. If a rank has nothing to compute with a unit, the rank
-  // releases the lease immediately, and contributes a gradient of zeros. In Pass::kBackward, all
-  // ranks have to use the announced units at the same places between the other units. finish()
-  // checks this rule.
+  // releases the lease immediately, and contributes a gradient of zeros. In Pass::kBackward, every
+  // rank has to use the announced units at the same places between the other units. finish() checks
+  // this rule.
   // If the units are local units (UnitSpec::is_local), only this rank makes the call. The uses of
   // local units have an order of their own, and may come at any place between the other uses.
   // Fails with:
@@ -168,9 +169,9 @@ class SLUICE_EXPORT Step {
   // The functions save() and load() are for activations that the engine keeps. save() returns
   // memory for activation `ref`. Work that is enqueued on `stream` after save() writes this memory.
   // load() returns the memory of a saved activation. Work that is enqueued on `stream` after load()
-  // reads this memory. The application calls save() and load() in the sequence of
-  // engine/plan/activation_plan.h. This sequence contains every use exactly once. Both functions
-  // block until the needed transfers are under way.
+  // reads this memory. The application calls save() and load() in the sequence that
+  // engine/plan/activation_plan.h defines. This sequence contains every use exactly once. Both
+  // functions block until the needed transfers are under way.
   // Fails with:
   // - kInvalidArgument: `ref` is not the next activation of the sequence, too many activations are
   //   held, or the application keeps activations itself.
@@ -185,9 +186,9 @@ class SLUICE_EXPORT Step {
   std::uint64_t number() const;
 
   // Waits for all gradients that the step has computed up to now, and returns the norm of these
-  // gradients. With this call, an application can log the norm before the update. Suppose that no
-  // further gradient comes before finish(), and that finish() uses the same divisor. Then the
-  // result has the same bits as StepReport::gradient_norm. The call does not change the step, which
+  // gradients. With this call, an application can log the norm before the update. The result has
+  // the same bits as StepReport::gradient_norm under two conditions: no further gradient comes
+  // before finish(), and finish() uses the same divisor. The call does not change the step, which
   // may still use more units. If no divisor is given, the norm is computed with the divisor of
   // begin_step(). The result is NaN if a gradient is not finite.
   // With several ranks or a norm group, all members call gradient_norm() at the same point.
@@ -200,15 +201,15 @@ class SLUICE_EXPORT Step {
   // - kRanks: ranks call gradient_norm() at different points.
   double gradient_norm(std::optional<double> gradient_divisor = {});
 
-  // Waits for the gradients and their norm, and lets the optimizer update every block. Under
-  // optimizer.overlap "serial", finish() returns when the new state is at its home. Under every
-  // other policy, the update continues while the next step computes. If this update fails, a later
-  // call reports the failure. Units without a gradient get a gradient of zeros.
+  // Waits for the gradients and their norm, and lets the optimizer update every block. If
+  // optimizer.overlap is "serial", finish() returns only after the new state has reached its home.
+  // Under every other policy, the update continues while the next step computes. If this update
+  // fails, a later call reports the failure. Units without a gradient get a gradient of zeros.
   // Fails with:
   // - kInvalidArgument: a lease is held, there was no backward use, or an announced use has not
   //   come. The step continues.
-  // - kInvalidArgument: begin_step() would refuse the options, or the options have changed under
-  //   the eager policy. The step continues.
+  // - kInvalidArgument: begin_step() would refuse the options, or the policy is eager and the
+  //   options have changed. The step continues.
   // - kNonFinite: a gradient is not finite. The state is unchanged.
   // - kIo: a transfer has failed. The engine is poisoned.
   // - kRanks: ranks have taken different steps, or used units in backward in different orders.

@@ -20,7 +20,7 @@ namespace sluice {
 enum class Work : std::uint8_t { kStorage, kCopyUp, kCpu };
 inline constexpr std::size_t kWorkCount = 3;
 
-// How long each worker was busy, and how long at least one worker was busy.
+// The time for which each worker was busy, and the time for which at least one worker was busy.
 struct WorkTimes {
   std::array<std::int64_t, kWorkCount> busy_ns{};  // by Work
   std::int64_t any_ns = 0;
@@ -28,8 +28,8 @@ struct WorkTimes {
   std::int64_t busy(Work work) const { return busy_ns[static_cast<std::size_t>(work)]; }
 };
 
-// How the time of one step was spent, from begin_step() until finish() returns. The parts add up to
-// the total.
+// The parts of a step's time, from begin_step() until finish() returns. The parts add up to the
+// total.
 struct SLUICE_EXPORT StepTimes {
   std::int64_t total_ns = 0;
   std::int64_t compute_ns = 0;            // under leases, and on the same stream between leases
@@ -43,8 +43,8 @@ struct SLUICE_EXPORT StepTimes {
   WorkTimes work;  // the workers' times in this step
 
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // How long storage, copies or the optimizer worked while computation did not wait for them. Waits
-  // for other ranks are not included.
+  // Returns the time for which storage, copies or the optimizer worked, and computation did not
+  // wait for this work. Waits for other ranks are not included.
   std::int64_t hidden_ns() const;
   // Returns hidden_ns() divided by work.any_ns. The result is 1 if no worker was busy.
   double hidden_share() const;
@@ -65,8 +65,8 @@ struct RankTraffic {
   // With hybrid sharding, this member counts the bytes of the rank's shard. The shard leaves the
   // group in fp32, and comes back in the type of the gradients. With G groups, a rank sends (G - 1)
   // / G of these bytes and receives the same number. With sharding.reduction "nodes", this member
-  // counts the bytes that are sent between nodes. These bytes consist of the nodes' sums in fp32
-  // and of gathered parts.
+  // counts the bytes that are sent between nodes. These bytes are the fp32 sums of the nodes, and
+  // the parts that are gathered from other nodes.
   std::uint64_t crossed_bytes = 0;
 };
 
@@ -145,27 +145,27 @@ struct StepReport {
   double gradient_norm = 0;
   double clip_factor = 1;  // the factor by which clipping multiplied the gradient
   bool skipped = false;    // true: a gradient was not finite, so nothing was updated
-  // The policy by which blocks were updated; never kAuto.
+  // The policy by which blocks were updated. The policy is never kAuto.
   OverlapPolicy policy = OverlapPolicy::kSerial;
   bool redone = false;        // speculative: the gradient was clipped, so the update was redone
   StepTimes times;            // how the step's time was spent
   std::int64_t stall_ns = 0;  // computation waited for units, gradient slots, activations
   std::int64_t stall_for_update_ns = 0;  // part of stall_ns: parameters were still being updated
-  // The number of times that computation left the schedule. Each time, computation had to wait for
-  // the needed unit.
+  // The number of times that computation left the schedule. Each change of the schedule made
+  // computation wait for the needed unit.
   std::uint32_t schedule_changes = 0;
   // The number of uses of announced units, and the bytes that these uses read from storage
   // according to the plan. Engine::predicted_traffic() includes neither these uses nor these bytes.
   std::uint32_t announced_uses = 0;
   std::uint64_t announced_read_bytes = 0;
-  // These counts are for optimizer.untouched "skip" and "lazy":
-  // - untouched_units counts the units that no rank has used in backward. Such units stay as they
-  //   are.
+  // These counts matter only if optimizer.untouched is "skip" or "lazy":
+  // - untouched_units counts the units that no rank has used in backward. The step's update does
+  //   not change such units.
   // - announced_update_bytes counts the bytes that the update of announced units reads from
   //   storage. The update writes the same number of bytes. Engine::predicted_traffic() does not
   //   include these bytes.
   // - With "lazy", late_update_bytes counts the bytes that were read to make up for missed updates.
-  //   The same number of bytes was written.
+  //   The late updates wrote the same number of bytes.
   std::uint32_t untouched_units = 0;
   std::uint64_t announced_update_bytes = 0;
   std::uint64_t late_update_bytes = 0;
@@ -178,9 +178,10 @@ struct StepReport {
   RankTraffic rank_traffic;          // since the previous report
   CopyTraffic copies;                // since the previous report
   PhaseMarks buffers;                // peak use since the last report, with homes and gradients
-  // The bytes of boundary activations that were moved since the previous report, from the device to
-  // the activations' homes and back. If the homes are on storage, nvme_read_bytes and
-  // nvme_write_bytes include these bytes.
+  // The bytes of boundary activations that were moved since the previous report. One number counts
+  // the bytes from the device to the activations' homes. The other number counts the bytes back to
+  // the device. If the homes are on storage, nvme_read_bytes and nvme_write_bytes include these
+  // bytes.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
   std::vector<std::string> notes;  // for the user: slow transfers, repeated reads

@@ -19,8 +19,8 @@ SLUICE_EXPORT std::string_view name_of(Pass pass);
 
 enum class ActivationKind : std::uint8_t { kValue, kGradient };
 
-// The name of a boundary activation. Boundary number `boundary` lies between forward use `boundary`
-// and forward use `boundary` + 1.
+// The name of a boundary activation. Boundary number b lies between forward use number b and the
+// next forward use.
 struct ActivationRef {
   std::uint32_t boundary = 0;
   std::uint32_t micro_batch = 0;

@@ -35,8 +35,8 @@ namespace sluice {
 // In messages, `subject` names the moved data, such as a unit. The text must live until the
 // operation has ended.
 
-// target[r * shard_bytes ...] = the source of rank r. The source of a rank may be that rank's part
-// of the target.
+// The source of rank r is copied to the target, at byte r * shard_bytes. The source of a rank may
+// be that rank's part of the target.
 struct AllGather {
   std::byte* target = nullptr;  // rank_count * shard_bytes
   const std::byte* source = nullptr;
@@ -44,8 +44,9 @@ struct AllGather {
   std::string_view subject;
 };
 
-// target[i] = the sum over the ranks of source[rank * shard_elements + i]. If the types are equal,
-// the target may be this rank's part of the source. If the types differ, one of them is fp32.
+// Element target[i] becomes the sum of the elements source[rank * shard_elements + i] of all ranks,
+// where `rank` is this rank's number. If the types are equal, the target may be this rank's part of
+// the source. If the types differ, one of them is fp32.
 struct ReduceScatter {
   std::byte* target = nullptr;  // shard_elements
   DType target_type = DType::kFp32;
@@ -55,7 +56,7 @@ struct ReduceScatter {
   std::string_view subject;
 };
 
-// data[i] = the sum over the ranks of data[i].
+// Each element data[i] becomes the sum of the elements data[i] of all ranks.
 struct AllReduce {
   std::byte* data = nullptr;
   DType type = DType::kFp32;
@@ -100,7 +101,8 @@ class SLUICE_EXPORT Collectives {
   // Each call enqueues its operation on `stream` before the call returns. The operation runs after
   // earlier work on `stream`, and later work waits for the operation. Before reusing the memory of
   // an operation, the caller records an event after the operation and waits for the event.
-  // Requires: one stream or events determine the order of the object's operations.
+  // Requires: all operations of the object are on one stream, or events put the operations in an
+  // order.
   virtual void all_gather(const AllGather& gather, StreamId stream) = 0;
   virtual void reduce_scatter(const ReduceScatter& reduce, StreamId stream) = 0;
   virtual void all_reduce(const AllReduce& reduce, StreamId stream) = 0;
@@ -120,10 +122,10 @@ class SLUICE_EXPORT Collectives {
   // scheduler calls the operations through hand_over().
   virtual bool may_block() const { return false; }
   // The call runs `work` once. `work` calls operations of this object only. If may_block() is true,
-  // a thread of the collectives calls `work`, perhaps after hand_over() has returned. Otherwise
-  // hand_over() itself calls `work` before it returns. The work of all objects of one rank runs in
-  // the order of the hand_over() calls. Only one piece of work runs at a time. The destructor waits
-  // for all work that was handed over.
+  // a thread of the collectives calls `work`, perhaps after hand_over() has returned. If
+  // may_block() is false, hand_over() itself calls `work` and then returns. The work of all objects
+  // of one rank runs in the order of the hand_over() calls. Only one piece of work runs at a time.
+  // The destructor waits for all work that was handed over.
   virtual void hand_over(std::function<void()> work) { work(); }
   // Allocates memory that makes reductions of floating-point values fast. Every rank calls this
   // function before the object's first reduction of floating-point values. Without this memory,
@@ -131,8 +133,8 @@ class SLUICE_EXPORT Collectives {
   // Fails with: kOutOfMemory.
   virtual void prepare_reductions() {}
 
-  // Announces that many operations will use this device memory. With this knowledge, an
-  // implementation may need fewer copies. Every rank calls use_memory() at the same point of its
+  // Announces that many operations will use this device memory. An implementation that knows the
+  // memory in advance may need fewer copies. Every rank calls use_memory() at the same point of its
   // sequence of calls. All ranks give the same number of bytes. The call forget_memory() cancels
   // all announcements. forget_memory() is called before the memory is freed.
   virtual void use_memory(std::span<std::byte> /*memory*/) {}

@@ -56,9 +56,9 @@ class SLUICE_EXPORT CudaDevice : public Device {
   // Fails with kInvalidArgument if the device already has this stream, or if the runtime says that
   // `native` is not a stream of this GPU.
   virtual Stream adopt_stream(void* native) = 0;
-  // Makes `failure` a failure of the device. `failure` is the error of work that the caller itself
-  // has enqueued. Later copies are then skipped, and synchronize() rethrows `failure`. The first
-  // failure is kept.
+  // Tells the device that work on the device has failed with `failure`. `failure` is the error of
+  // work that the caller itself has enqueued. Later copies are then skipped, and synchronize()
+  // rethrows `failure`. The first failure is kept.
   virtual void fail(const Error& failure) noexcept = 0;
 };
 

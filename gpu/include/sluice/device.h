@@ -1,7 +1,7 @@
-// The interface to the accelerator. The interface has memory with a budget, in-order asynchronous
-// streams, events that order streams, and copies. The host device implements this interface with
-// host memory and worker threads, so that the engine can run and be tested without a GPU. The CUDA
-// version has the same contract.
+// The interface to the accelerator. The interface provides memory with a budget, asynchronous
+// streams, events that order the streams, and copies. The host device implements this interface
+// with host memory and worker threads, so that the engine can run and be tested without a GPU. The
+// CUDA version has the same contract.
 //
 // Thread rule: every function may be called from any thread. Work on one stream runs in the order
 // in which it was enqueued. Streams run concurrently unless an event orders them. Host functions
@@ -32,7 +32,7 @@ enum class EventId : std::uint32_t {};
 // streams at the same time.
 enum class StreamPriority : std::uint8_t { kNormal, kHigh };
 
-// One of the copies of Device::copy_all().
+// The struct describes one of the copies that Device::copy_all() makes.
 struct CopyPiece {
   std::byte* target = nullptr;
   const std::byte* source = nullptr;
@@ -48,7 +48,7 @@ class SLUICE_EXPORT Device {
 
   virtual std::string_view name() const = 0;
   // Returns whether the device has its own memory and processors. Data on such a device takes no
-  // host memory. Computation on such a device takes no processor of the host.
+  // host memory. Computation on such a device does not use the host's processors.
   virtual bool has_own_memory() const = 0;
 
   // Allocates zero-filled device memory, aligned at least to 4 KiB. Returns nullptr for 0 bytes;
@@ -109,9 +109,9 @@ class SLUICE_EXPORT Device {
   // may wait for another function. The functions of one stream run in the order of the calls, even
   // after a failure.
   // An exception from `function` is a failure of the stream's work. After a failure on any stream,
-  // later copies, fills and computation are skipped. Copies, fills and computation that were
-  // already enqueued may be skipped, too. Events still complete, and host functions still run. So
-  // every thread that waits for an event or a host function wakes. Before using results of earlier
+  // later copies, fills and computation are skipped. The device may also skip copies, fills and
+  // computation that were already enqueued. Events still complete, and host functions still run. So
+  // no thread waits forever for an event or for a host function. Before using results of earlier
   // work, call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
   // Like call_host(), notify() calls `function` when earlier work on `stream` has ended. Later work

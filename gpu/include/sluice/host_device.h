@@ -1,7 +1,7 @@
 // A Device that uses host memory. A budget limits this memory. The budget stands for the size of a
 // GPU's memory. Each stream is a worker thread with a FIFO queue, and each event is a ticket. The
-// host device is asynchronous like a real GPU. So if code releases memory before the work has
-// completed, that code fails on the host device, too. Thread rule: the same as for Device.
+// host device is asynchronous like a real GPU. Code that releases memory before the end of the work
+// therefore fails on the host device, as on a GPU. Thread rule: the same as for Device.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,16 @@ struct HostDeviceOptions {
   // The result of Device::has_own_memory(). If a test sets this option to true, the engine treats
   // the host device as a GPU.
   bool has_own_memory = false;
-  // If a stream has nothing else to do, notices run on the calling thread. Copies and fills of at
-  // most this many bytes then also run on the calling thread. The stream's thread need not be woken
-  // for such work, but the calling thread moves the bytes itself. The option is meant for
-  // applications that compute on the calling thread. If the value is 0, the stream's thread does
-  // all work, so that tests detect a missing wait. The option has no effect if
-  // copy_bytes_per_second is set.
+  // If a stream has no other work, the calling thread runs the stream's notices. If a stream has no
+  // other work, the calling thread also makes the copies and fills that have at most this many
+  // bytes. The call need not wake the stream's thread, but the calling thread moves the bytes
+  // itself. The option is meant for applications that compute on the calling thread. If the value
+  // is 0, the stream's thread does all work, so that tests detect a missing wait. The option has no
+  // effect if copy_bytes_per_second is set.
   std::uint64_t at_once_bytes_max = 0;
 };
 
-// A core needs about the same time to copy this many bytes as to wake another thread.
+// A core copies about this many bytes in the time that the wake-up of another thread takes.
 inline constexpr std::uint64_t kAtOnceBytes = 32 << 10;
 
 class SLUICE_EXPORT HostDevice : public Device {
@@ -43,9 +43,9 @@ class SLUICE_EXPORT HostDevice : public Device {
   // synchronize(). Later work on any stream is skipped, but events still complete.
   virtual void launch(StreamId stream, std::function<void()> work) = 0;
 
-  // Emulates computation without using the CPU. `stream` is busy for `duration_ns` from the moment
-  // when real work could start. Real work could start as soon as the work is enqueued and
-  // everything that the work waits for is done. Durations add up exactly, even if sleeps end late.
+  // Emulates computation without using the CPU. `stream` is busy for `duration_ns`. The duration
+  // begins as soon as the call has been made and all earlier work on the stream has ended. The
+  // durations add up exactly, even if a thread wakes up late from its sleep.
   virtual void occupy(StreamId stream, std::uint64_t duration_ns) = 0;
 };
 

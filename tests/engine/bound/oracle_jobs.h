@@ -244,8 +244,8 @@ class Oracle final : public JobTable {
   // --- Blocks that are on the device only during their update ---
   // Returns the last job of the update.
   Id list_streamed(int step, int block);
-  // Lists the jobs that give ready blocks a place on the device. A job for a place starts only
-  // after all other jobs that can start at the same moment.
+  // Lists the jobs that give ready blocks a place on the device. If several jobs can start at the
+  // same moment, jobs that give places start last.
   void list_stagings();
   bool may_be_staged(int step, int block) const;
   void grant(int step, int block);

@@ -1,7 +1,7 @@
 // The parameter slots of schedule_oracle.cc. For each slot, this class tracks the users of the
-// slot, and the job that fills the slot. The class also tracks whether the block stays in the slot
-// after the last user. If several users leave at the same instant, they leave in a fixed order.
-// This order does not depend on the order of the calls.
+// slot, and the job that fills the slot. The class also knows whether the block stays in the slot
+// after the last user has left. If several users leave at the same instant, they leave in a fixed
+// order. This order does not depend on the order of the calls.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class OracleSlots {
   bool has_room_for_a_lane() const { return free_ > 0; }
   bool has_room_for_a_fetch() const { return free_ > lanes_ - std::min(lanes_, lane_users_); }
 
-  // Returns the job that fills the slot. The result is `job` if the block was not in a slot.
+  // Returns the job that fills the slot. If the block was in no slot before, the result is `job`.
   int join(int block, bool is_lane, int job) {
     Slot& slot = slots_[block];
     if (!holds(block)) {

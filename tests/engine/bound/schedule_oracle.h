@@ -1,6 +1,6 @@
-// A second, different implementation of the schedule that engine/bound/bound_simulation.h
-// describes. All jobs of several steps are listed in advance. Each job has a predicate that says
-// when the job may start. The time moves from the end of one job to the end of the next job.
+// The oracle implements the schedule of engine/bound/bound_simulation.h a second time, in a
+// different way. All jobs of several steps are listed in advance. Each job has a predicate that
+// says when the job may start. The time moves from the end of one job to the end of the next job.
 // Whenever a job ends, all jobs are checked. The oracle is slow and plain. The oracle knows rates
 // and unit times, but no layouts.
 #pragma once
@@ -20,7 +20,8 @@ struct OracleUse {
   std::vector<int> evicted_uses;
 };
 
-// Times are in ticks. Blocks differ only in their homes. Blocks and uses are listed in order.
+// Times are in ticks. The blocks differ only in the homes of their state. Blocks and uses are
+// listed in order.
 struct OracleCase {
   OverlapPolicy policy = OverlapPolicy::kSerial;
   std::vector<int> unit_blocks;

@@ -1,5 +1,5 @@
-// Training with a checkpoint that is written while later steps run. The toy training's oracle gives
-// the expected states. Thread rule: one thread.
+// These functions train a model while the checkpoint of an earlier step is being written. The toy
+// training's oracle gives the expected states. Thread rule: one thread.
 #pragma once
 
 #include <chrono>
@@ -51,10 +51,10 @@ inline Beside save_beside(const Config& config, ToyOptions options, const std::s
   return beside;
 }
 
-// The function trains as `options` says, and begins a save after step 2. Returns the checkpoint.
-// The function expects that the states of steps 2 and 5 equal those of the oracle. If the machine
-// is so busy that no step overtakes the save, the function repeats everything with slower writes.
-// With a durable store, there is only one try.
+// The function trains with the options `options`, and begins a save after step 2. Returns the
+// checkpoint. The function expects that the states of steps 2 and 5 equal those of the oracle. If
+// the machine is so busy that no step overtakes the save, the function repeats everything with
+// slower writes. With a durable store, there is only one try.
 inline SavedCheckpoint expect_exact(const Config& config, ToyOptions options,
                                     const std::string& root) {
   options.steps = 2;

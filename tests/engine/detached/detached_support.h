@@ -33,8 +33,8 @@ struct DetachedState {
   std::vector<std::int16_t> low;
   std::vector<float> exp_avg;
   std::vector<float> exp_avg_sq;
-  // The moments in bf16 or in codes. If these vectors are used, exp_avg and exp_avg_sq hold the
-  // decoded values.
+  // These vectors hold moments in bf16 or in 8-bit codes. For such moments, exp_avg and exp_avg_sq
+  // hold the decoded values.
   std::vector<std::uint16_t> exp_avg_bf16 = {}, exp_avg_sq_bf16 = {};
   std::vector<std::uint8_t> exp_avg_codes = {}, exp_avg_sq_codes = {};
   std::vector<float> exp_avg_scales = {}, exp_avg_sq_scales = {};

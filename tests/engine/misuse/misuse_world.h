@@ -2,7 +2,7 @@
 // initial values, and the device, the stream and the folder of the engine. A row has a mistake of
 // an application, the code of the error, and the words that the message has to contain. After the
 // error, the engine has to train one step. The trained state must have the same bits as the state
-// of an engine that was not misused. Rows with ends_engine skip this check.
+// of an engine that was not misused. A row skips this check if its ends_engine is true.
 //
 // Thread rule: one thread at a time.
 #pragma once

@@ -17,17 +17,17 @@
 
 namespace sluice::test {
 
-// The cost of placing a unit at `begin_bytes`. The cost has two parts. The first part is the next
-// use of the evicted unit that is used again soonest. A later use is better. The second part is the
-// last use of the evicted unit that was used most recently. An earlier use is better, because the
-// prefetch can then start sooner.
+// The cost of placing a unit at `begin_bytes`. The cost has two parts. The first part is the
+// earliest next use among the evicted units. A later use is better. The second part is the latest
+// previous use among the evicted units. An earlier use is better, because the prefetch can then
+// start sooner.
 struct PlainCandidate {
   std::uint64_t begin_bytes = 0;
   std::uint32_t soonest_reuse = WindowResident::kNever;
   std::uint32_t latest_use = 0;
   bool evicts = false;
-  // Says whether an evicted unit is still in use immediately before the fetch. Such a fetch does
-  // not overlap with any computation.
+  // Says whether an evicted unit is still in use immediately before the fetch. If an evicted unit
+  // is in use until the fetch, no computation runs at the same time as the fetch.
   bool is_late = false;
 
   bool better_than(const PlainCandidate& other) const {

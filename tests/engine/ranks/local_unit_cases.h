@@ -1,6 +1,7 @@
-// Ranks whose experts are local units (UnitSpec::is_local). The model with all units is the model
-// of routed_options(). If experts have equal shapes, these experts are spread over the ranks. All
-// other experts belong to every rank. The functions are pure.
+// In these cases, some experts are local units of one rank (UnitSpec::is_local). The model with all
+// units is the model of routed_options(). If experts have equal shapes, these experts are spread
+// over the ranks. The experts that are not local units belong to every rank. The functions are
+// pure.
 #pragma once
 
 #include <algorithm>

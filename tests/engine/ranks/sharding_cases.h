@@ -1,6 +1,6 @@
 // The common part of the tests with several ranks. The ranks are threads or processes. The header
-// has the configs of each stage, and compares results with the oracle. The functions are pure,
-// except that toy_config() reads the environment.
+// has the configs of each stage, and a function that compares results with the oracle. The
+// functions are pure, except that toy_config() reads the environment.
 #pragma once
 
 #include <gtest/gtest.h>

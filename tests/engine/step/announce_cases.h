@@ -1,5 +1,5 @@
-// Steps whose units are chosen while the steps run. The toy model has four layers with experts, and
-// random numbers act as the router. The functions are pure.
+// In these cases, the units of a step are chosen while the step runs. The toy model has four layers
+// with experts, and random numbers act as the router. The functions are pure.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // The function tries every possible order of the events in a small training. The ranks, blocks,
 // lanes, stores, commits and votes form a state machine. The state machine uses the library's
-// PlaneCopies. In each reachable state, a power cut must leave a step that every rank can open.
-// This rule must hold no matter which part of the unflushed data survives the cut. Every state
-// except the last must have a next state.
+// PlaneCopies. In each reachable state, a power cut must leave a step that every rank can open. Any
+// part of the unflushed data may survive the cut, and such a step must exist in every case. Every
+// state except the last must have a next state.
 //
 // A block has three events: the block takes a lane, the block's store begins, and the store ends.
 // The store can begin only when a copy is free. A commit has three events: the commit begins, its
@@ -19,10 +19,10 @@
 namespace sluice::test {
 
 // The time at which a block may be updated in step v.
-// - kDeferred: after the ranks have voted on step v.
-// - kEager: before the vote.
-// - kSpeculative: before the vote, in a copy that is not the block's home. If the vote rejects the
-//   update, the block is updated again after the vote.
+// - kDeferred: the block may be updated after the ranks have voted on step v.
+// - kEager: the block may be updated before the vote.
+// - kSpeculative: the block may be updated before the vote, but only in a copy that is not the
+//   block's home. If the vote rejects the update, the block is updated again after the vote.
 enum class SmallPolicy : std::uint8_t { kDeferred, kEager, kSpeculative };
 
 struct SmallProtocol {

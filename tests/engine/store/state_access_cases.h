@@ -62,7 +62,8 @@ class Formula : public StateSource {
   }
 };
 
-// This struct records the places that an engine reads. The reads can also be held back.
+// This struct records the places that an engine reads. A test can also hold back the reads of the
+// engine.
 struct Reads {
   struct Place {
     int descriptor = -1;

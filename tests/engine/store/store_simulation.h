@@ -1,9 +1,9 @@
 // The simulation runs trainings on drives whose power fails. The trainings do no arithmetic. One or
 // several ranks run the library's code for copies, commits and the opening of stores. PowerCutDisk
 // is the drive of each rank. If an order is not fixed, the seed decides the order. After each cut,
-// the ranks open their stores again, and must find every byte of one step. This step must not be
-// older than the last step whose commit was durable on all ranks. Cuts also happen during the
-// opening.
+// the ranks open their stores again, and must find the complete state of one step. This step must
+// not be older than the last step whose commit was durable on all ranks. The power can also fail
+// while the ranks open their stores.
 //
 // Each mutation puts one error into the protocol. With the mutations, tests show that the
 // simulation finds such errors.

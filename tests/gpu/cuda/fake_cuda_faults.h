@@ -1,5 +1,6 @@
-// These functions cause single calls of the CUDA runtime's stand-in to fail. A test first counts
-// the calls of a run. The test then repeats the run once for each call, and lets this call fail.
+// With these functions, a test chooses the call that fails in the stand-in for the CUDA runtime. A
+// test first counts the calls of a run. The test then repeats the run once for each call, and lets
+// this call fail.
 // Thread rule: any thread may call every function.
 #pragma once
 
@@ -10,13 +11,15 @@
 namespace sluice::test {
 
 struct FakeCudaFault {
-  // The calls of this function are counted. If the name is empty, all calls except cudaEventQuery
-  // are counted. The number of cudaEventQuery calls differs from run to run.
+  // This member is the name of the function whose calls are counted. If the name is empty, all
+  // calls except cudaEventQuery are counted. The number of cudaEventQuery calls differs from run to
+  // run.
   std::string function = {};
   std::uint64_t at_call = 0;  // the next call is number 1; 0: none fails
   int status = 0;             // the cudaError_t that the failing call returns
-  // If true, every later call fails, too. On a GPU, an illegal memory access of a kernel has this
-  // effect. If false, only one call fails, and the GPU still works.
+  // If this member is true, every later call fails, too. For example, all later calls fail after an
+  // illegal memory access by a kernel on a GPU. If this member is false, only one call fails, and
+  // the GPU still works.
   bool is_lasting = false;
   bool refuses_callbacks = true;  // if is_lasting: cudaStreamAddCallback fails, too
 };
@@ -30,8 +33,8 @@ struct FakeCudaFaultReport {
 // The function stops counting calls. The function also ends a lasting failure.
 FakeCudaFaultReport disarm_fake_cuda_fault();
 
-// Sets the newest CUDA version that the driver knows, such as 11040 for 11.4. With 0, there is no
-// driver.
+// Sets the newest CUDA version that the driver knows, such as 11040 for 11.4. If `version` is 0,
+// there is no driver.
 void set_fake_cuda_driver(int version);
 
 // Returns the stream that replaces the default stream. At first, this stream is null. As long as

@@ -38,8 +38,8 @@ void log_fake_cuda_calls(bool is_wanted);
 // The function ends the log, and returns the log.
 std::vector<FakeCudaCall> take_fake_cuda_calls();
 
-// After this call, every launched kernel begins later by `delay`. Suppose that work should wait for
-// a kernel, but does not wait. The delay makes this work run before the kernel.
+// This call delays every later kernel by `delay`. The delay exposes work that should wait for a
+// kernel but does not wait. Such work then runs before the kernel.
 void delay_fake_cuda_kernels(std::chrono::microseconds delay);
 
 // The stand-in calls this function for each call that it logs.

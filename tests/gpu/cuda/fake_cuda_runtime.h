@@ -1,10 +1,10 @@
 // A replacement for the CUDA runtime. The replacement uses the host device. The replacement has the
 // functions that gpu/cuda/*.cc call. The replacement is linked instead of the runtime, so that the
 // CUDA device runs its contract tests without a GPU. The tests check how the code in gpu/cuda uses
-// the runtime's promises. The tests do not check the promises themselves. Host functions of all
-// streams run one at a time. CUDA's rules allow this order. There are several GPUs. Every thread
-// has a current GPU, which is 0 at first, and nearly every call makes a context on the current GPU.
-// Thread rule: any thread may call every function.
+// the runtime's promises. The tests do not check whether the CUDA runtime keeps its promises. Host
+// functions of all streams run one at a time. CUDA's rules allow this order. There are several
+// GPUs. Every thread has a current GPU, which is 0 at first, and nearly every call makes a context
+// on the current GPU. Thread rule: any thread may call every function.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct FakeCudaFailure {
   bool refuses_callbacks = true;
 };
 // After this call, every call of the runtime fails. The status of the failure is the cudaError_t in
-// `status`. On a real device, an illegal memory access of a kernel has this effect.
+// `status`. On a real device, an illegal memory access of a kernel makes every later call fail.
 // Pending callbacks get this status. The status 0 ends the failure. In CUDA, such a failure never
 // ends. With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 void fail_fake_cuda(FakeCudaFailure failure);
@@ -46,10 +46,11 @@ std::set<int> take_fake_cuda_contexts();
 // error. Requires: the stream's GPU is the thread's current GPU.
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name = nullptr);
 
-// Returns the kernels that have been loaded since the last call of this function. A load counts
-// only if the GPU already had a communicator at that time. Such a load can cause a deadlock. During
-// the load, CUDA holds a lock and waits for the GPU's work. This work may wait for another rank's
-// work. The other rank then waits for this rank's next call. If all kernels are loaded at the start
+// Returns the kernels that have been loaded since the last call of this function. The result
+// contains a kernel only if the GPU already had a communicator when the kernel was loaded. A
+// deadlock can arise if a kernel is loaded while a communicator exists. During the load, CUDA holds
+// a lock and waits for the GPU's work. The GPU's work may wait for another rank's work. The other
+// rank then waits for this rank's next call. If all kernels are loaded at the start
 // (CUDA_MODULE_LOADING=EAGER), the result is empty.
 std::set<std::string> take_fake_cuda_late_loads();
 // The function unloads all kernels. The state is then the same as in a new process.

@@ -129,8 +129,8 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
     }
   }
 
-  // Expects equal remainders of masters, unless the master is NaN. Processors make different NaNs,
-  // and the remainder holds the low bits of a NaN.
+  // Expects that the remainders of all masters are equal, except for masters that are NaN.
+  // Processors make different NaNs, and the remainder holds the low bits of a NaN.
   static void expect_same_low(DType type, const Bytes& parameter, const Bytes& actual,
                               const Bytes& expected) {
     ASSERT_EQ(actual.size(), expected.size());
@@ -192,8 +192,8 @@ TEST_P(DeviceMathTest, SquaredNormHasTheBitsOfTheCpu) {
   }
 }
 
-// Coefficients of every optimizer. For Adam, there are coefficients of several steps, because only
-// Adam's coefficients depend on the step.
+// Coefficients of every optimizer. The list has coefficients of several steps only for Adam. The
+// coefficients of the other optimizers do not depend on the step.
 inline std::vector<DeviceCoefficients> all_device_coefficients() {
   std::vector<DeviceCoefficients> all = {lion_coefficients({.weight_decay = 0.1}, 1e-3, 0.37f),
                                          adagrad_coefficients({.weight_decay = 0.1}, 1e-3, 0.37f),
@@ -280,14 +280,13 @@ TEST_P(DeviceMathTest, UpdatesAsTheCpu) {
   }
 }
 
-// One master is too large for its parameter's type. The last access has fewer elements than the
-// others, and contains this master.
+// One master is too large for its parameter's type. This master belongs to the last access, which
+// has fewer elements than the other accesses.
 TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   const SgdCoefficients c{.gradient_scale = 1, .l2 = 0, .momentum = 0, .learning_rate = -1};
   for (const DType type : kMathTypes) {
-    // The first number is the largest number that is finite in the parameter's type. The second
-    // number is not finite in this type: infinity for fp32, or a number that rounds to infinity in
-    // bf16 or fp16.
+    // The number `largest` is still finite in the parameter's type. The number `beyond` is
+    // infinite, or becomes infinite by rounding to the parameter's type.
     const float largest = type == DType::kFp32   ? 3.4e38f
                           : type == DType::kBf16 ? 3.39e38f
                                                  : 65519.0f;
@@ -320,8 +319,8 @@ TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   }
 }
 
-// One moment is infinite, but its master is finite. The last access has fewer elements than the
-// others, and contains this moment.
+// One moment is infinite, but its master is finite. This moment belongs to the last access, which
+// has fewer elements than the other accesses.
 TEST_P(DeviceMathTest, NoticesAMomentThatIsNotFinite) {
   for (const DeviceCoefficients& c : {DeviceCoefficients(adam_coefficients({}, 1e-3, 1, 1.0f)),
                                       DeviceCoefficients(adam_l2_coefficients({}, 1e-3, 1, 1.0f)),

@@ -1,6 +1,6 @@
 // These functions apply the element functions of sluice/dtype.h and base/optimizer_math.h to arrays
 // on the GPU. The test optimizer_math_cuda_test compares the results with the CPU's results. Thread
-// rule: one thread at a time.
+// rule: one thread at a time may call the functions.
 // The functions throw std::runtime_error if a CUDA call fails. The error names the failed call.
 #pragma once
 

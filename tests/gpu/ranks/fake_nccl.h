@@ -32,8 +32,9 @@ extern "C" fake_nccl_counts fake_nccl_take_counts();
 // the object is released in spite of the failure.
 struct fake_nccl_fault {
   std::uint64_t at_call = 0;  // counted over all ranks; the next call is number 1; 0: no call fails
-  // If true, only the calls of ncclCommGetAsyncError are counted. If false, all other calls are
-  // counted. The number of calls of ncclCommGetAsyncError differs from run to run.
+  // If `is_poll` is true, only the calls of ncclCommGetAsyncError are counted. If `is_poll` is
+  // false, all other calls are counted. The number of calls of ncclCommGetAsyncError differs from
+  // run to run.
   bool is_poll = false;
 };
 // Returns the number of calls since the last fault was set.

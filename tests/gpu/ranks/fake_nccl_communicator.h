@@ -22,8 +22,8 @@ struct ncclComm {
   std::shared_ptr<sluice::test::FakeNcclWorld> world;
   int rank = 0;
   bool has_joined = false;  // world->joined counts this rank
-  // During a split, `parent` is the world of the parent communicator, and `split` is the number of
-  // the split.
+  // During a split, `parent` is the world of the communicator that is split. The field `split` is
+  // the number of this split.
   std::shared_ptr<sluice::test::FakeNcclWorld> parent;
   std::uint64_t split = 0;
   int parent_rank = 0;

@@ -58,7 +58,7 @@ class Version : EnvironmentValue {
   explicit Version(const char* text) : EnvironmentValue("FAKE_NCCL_VERSION", text) {}
 };
 // Returns another name for the file of the stand-in. A library reads its version when the library
-// is opened, and keeps this version. So another version needs a new name.
+// is opened, and keeps this version. Each version therefore needs its own file name.
 inline std::string fake_of(const std::string& dots) {
   const std::string path = FAKE_NCCL;
   return path.substr(0, path.rfind('/')) + dots + path.substr(path.rfind('/'));

@@ -1,6 +1,6 @@
-// The state that the ranks of the stand-in for NCCL (fake_nccl.cc) share. Through this state, ranks
-// meet and exchange messages. The offsets of buffers in symmetric windows are compared, because the
-// offsets have to be equal on all ranks.
+// The ranks of the stand-in for NCCL (fake_nccl.cc) share this state. The ranks use the state to
+// meet and to exchange messages. The offsets of buffers in symmetric windows are compared, because
+// the offsets have to be equal on all ranks.
 // Thread rule: any thread may call every function.
 #pragma once
 
@@ -41,7 +41,7 @@ inline constexpr FakeNcclOffset kOutsideOfWindows = -1;
 
 // Returns whether the environment variable FAKE_NCCL_MULTICAST is `state` (fake_nccl.cc).
 bool fake_nccl_multicast_is(std::string_view state);
-// Returns whether no rank can join a communicator because multicast does not work.
+// Returns true if broken multicast prevents every rank from joining a communicator.
 bool fake_nccl_cannot_bind();
 // `data` points to a std::function<void()>. The function calls the object at `data`, and then
 // deletes the object.
@@ -93,8 +93,8 @@ struct FakeNcclWorld {
 // The function counts a call. Returns whether this call has to fail (fake_nccl_fail_at()).
 bool fake_nccl_call_fails(const char* call);
 void count_fake_nccl(int fake_nccl_counts::*member, int by = 1);
-// Returns whether operations are held back (fake_nccl_hold()). If operations are held back,
-// held_questions counts this call.
+// Returns whether operations are held back (fake_nccl_hold()). If operations are held back, the
+// function also adds 1 to `held_questions`.
 bool is_fake_nccl_held();
 
 }  // namespace sluice::test

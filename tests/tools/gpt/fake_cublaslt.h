@@ -17,6 +17,6 @@ struct fake_cublaslt_counts {
 // Returns the counts, and then sets all counts to 0.
 extern "C" fake_cublaslt_counts fake_cublaslt_take_counts();
 // Makes call number `call` fail. The calls are counted from 1, beginning with the next call. With
-// 0, no call fails. Calls that release something never fail. Returns whether the call that was
-// chosen last time has been made.
+// 0, no call fails. Calls that release something never fail. Returns whether the program has made
+// the call that the previous fake_cublaslt_fail_at() selected.
 extern "C" bool fake_cublaslt_fail_at(int call);

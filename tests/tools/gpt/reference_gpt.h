@@ -52,7 +52,8 @@ inline double gelu(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
 }
 
-// qkv [batch * sequence, 3 * heads * head_width] -> [batch * sequence, heads * head_width].
+// The function attention() turns qkv [batch * sequence, 3 * heads * head_width] into a
+// result [batch * sequence, heads * head_width].
 struct AttentionExtents {
   std::size_t sequence, heads, head_width;
 };

@@ -17,8 +17,8 @@ namespace sluice::test {
 
 namespace sha256_internal {
 
-// Returns the first 32 bits of the fraction of `root`. A long double has enough bits, because the
-// roots are below 18.
+// Returns the first 32 bits of the fractional part of `root`. A long double has enough bits,
+// because the roots are below 18.
 inline std::uint32_t fraction_bits(long double root) {
   return static_cast<std::uint32_t>(static_cast<std::uint64_t>(root * 0x1p32L));
 }

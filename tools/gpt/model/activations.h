@@ -1,12 +1,13 @@
-// The values that the forward pass of a micro-batch leaves for the backward pass, and the scratch
-// memory of both passes. All values lie in one allocation, which is made at construction. If there
-// are checkpoints at the units' boundaries, all blocks share the memory of one block. The caller
-// then owns the values that cross the boundaries. All values are fp32, and every array starts at a
-// multiple of 256 bytes. R is the number of rows (batch * sequence), and W is the width. A block
-// keeps 16 R W floats and a few numbers per row. The scratch memory adds 6 R W floats, and the head
-// adds R * vocabulary floats. If matrix products take bf16 factors, the scratch memory also has two
-// arrays. Each of these arrays has 4 R W bf16 values. The object is plain memory. The owner must
-// put all accesses in the right order.
+// The struct has the values that the forward pass of a micro-batch keeps for the backward pass. The
+// struct also has the scratch memory of both passes. All values lie in one allocation, which is
+// made at construction. If there are checkpoints at the units' boundaries, all blocks share the
+// memory of one block. The caller then owns the values that cross the boundaries. All values are
+// fp32, and every array starts at a multiple of 256 bytes. R is the number of rows (batch *
+// sequence), and W is the width. A block keeps 16 * R * W floats and a few numbers per row. The
+// scratch memory adds 6 * R * W floats, and the head adds R * vocabulary floats. If matrix products
+// take bf16 factors, the scratch memory also has two arrays. Each of these arrays has 4 * R * W
+// values of type bf16. The object is plain memory. The owner must put all accesses in the right
+// order.
 #pragma once
 
 #include <cstdint>
@@ -61,21 +62,21 @@ struct Activations {
   float* logits = nullptr;      // [R, vocabulary], later overwritten by the logits' gradient
   float* row_losses = nullptr;  // [R]
 
-  // The gradient that flows down the residual stream, [R, W]. If there are checkpoints, the pointer
-  // is null.
+  // The gradient of the residual stream. The shape of the gradient is [R, W]. If there are
+  // checkpoints, the pointer is null.
   float* d_residual = nullptr;
   float* d_narrow = nullptr;  // [R, W]
   float* d_wide = nullptr;    // [R, 4 W]
   std::span<float> attention_scratch;
-  // The factors of the current product, [R, 4 W] in bf16. If the factors are not bf16, the pointers
-  // are null.
+  // The factors of the current product, in bf16. Each factor has the shape [R, 4 W]. If the factors
+  // are not bf16, the pointers are null.
   std::uint16_t* input_factor = nullptr;
   std::uint16_t* gradient_factor = nullptr;
   // Each of these arrays has the shape [R, W]. The arrays lie in memory that an evaluation does not
   // use for another purpose. Training uses this memory for all blocks except the first, and for the
-  // backward pass. Between two uses of units, an evaluation keeps one value of each batch in one of
-  // these arrays. There are at least two arrays, or at least five if the size of a value is a
-  // multiple of 256 bytes.
+  // backward pass. While an evaluation goes from one unit to the next, each of these arrays keeps
+  // the value of one batch. There are at least two arrays, or at least five if the size of a value
+  // is a multiple of 256 bytes.
   std::vector<float*> of_evaluation;
 
   AlignedBuffer buffer;

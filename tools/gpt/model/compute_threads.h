@@ -3,7 +3,7 @@
 // division must depend only on sizes, and the tasks must write disjoint memory. Under these
 // conditions, results do not depend on the worker that runs a task, or on the time at which the
 // task runs.
-// Thread rule: one call at a time.
+// Thread rule: only one call may run at a time.
 #pragma once
 
 #include <cstdint>

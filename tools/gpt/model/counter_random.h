@@ -21,7 +21,7 @@ class CounterRandom {
     return mixed(key_ + (index + 1) * 0x9e3779b97f4a7c15u);
   }
 
-  // A uniform number in [0, 1), which is a multiple of 2^-53.
+  // A uniform number in [0, 1). The number is a multiple of 2^-53.
   constexpr double uniform(std::uint64_t index) const {
     return static_cast<double>(bits(index) >> 11) * 0x1p-53;
   }

@@ -1,10 +1,10 @@
-// The values that the forward pass of DeviceGpt leaves on the device for the backward pass, and the
-// scratch memory of both passes. All values lie in one allocation, which is made at construction.
-// Every array starts at a multiple of 256 bytes. W is the width, and R is the number of rows. T is
-// the type of the parameters. An array has the type T unless a comment gives another type. If there
-// are checkpoints at the units' boundaries, all blocks share the memory of one block. The caller
-// then owns the values that cross the boundaries. The object is plain memory. The owner must put
-// all accesses in the right order.
+// The struct holds the values that the forward pass of DeviceGpt leaves on the device for the
+// backward pass. The struct also holds the scratch memory of both passes. All values lie in one
+// allocation, which is made at construction. Every array starts at a multiple of 256 bytes. W is
+// the width, and R is the number of rows. T is the type of the parameters. An array has the type T
+// unless a comment gives another type. If there are checkpoints at the units' boundaries, all
+// blocks share the memory of one block. The caller then owns the values that cross the boundaries.
+// The object is plain memory. The owner must put all accesses in the right order.
 #pragma once
 
 #include <cstdint>

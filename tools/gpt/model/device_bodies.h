@@ -191,7 +191,7 @@ struct GeluBackwardBody {
     const float v = load(x[i]);
     const float two_u = kGeluScale * (v + kGeluCubic * (v * v * v));
     const float two_du = kGeluScale * (1.0f + (3.0f * kGeluCubic) * (v * v));
-    // With s = sigmoid(2u): y' = s + v s (1 - s) (2u)'. If exp(-2u) overflows, s is 0.
+    // Let s be sigmoid(2u). Then y' = s + v s (1 - s) (2u)'. If exp(-2u) overflows, s is 0.
     const float s = 1.0f / (1.0f + expf(-two_u));
     const float other = 1.0f / (1.0f + expf(two_u));  // 1 - s without cancellation
     store(load(gradient[i]) * (s + v * s * other * two_du), gradient[i]);
@@ -262,8 +262,8 @@ struct CrossEntropyBody {
       most = most < logit ? logit : most;
     }
     most = team.max(most);
-    // The sum leaves out the target. Because the sum lacks the target, p - 1 is computed without
-    // cancellation, even if the target is nearly certain.
+    // The sum leaves out the target. The body computes p - 1 from this sum, so nothing cancels,
+    // even if the target is nearly certain.
     float others = 0;
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size())
       others += j == target ? 0.0f : expf(load(logits[j]) - most);

@@ -45,8 +45,8 @@ struct DeviceGptOptions {
   std::uint64_t attention_scratch_bytes = kAttentionScratchBytes;
 };
 
-// In training with checkpoints, a DeviceBoundaries points to the values that a use reads and
-// writes. Each pointer points to [rows, width] values of the parameters' type. Without checkpoints,
+// In training with checkpoints, the struct points to the values that a use reads and writes. Each
+// pointer points to [rows, width] values of the parameters' type. Without checkpoints,
 // `micro_batch` must be 0, and the pointers are not used. In an evaluation, `micro_batch` is the
 // number of the batch, and the pointers are not used.
 struct DeviceBoundaries {
@@ -69,8 +69,8 @@ class DeviceGpt {
   DeviceGpt& operator=(const DeviceGpt&) = delete;
 
   std::uint64_t activation_bytes() const { return arrays_.memory.size_bytes(); }
-  // Returns the value that activation_bytes() has for a DeviceGpt with parameters of the type
-  // `type`. The function makes no DeviceGpt.
+  // Returns the same number as activation_bytes() for parameters of the given type. The function
+  // makes no DeviceGpt.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape, DType type,
                                            const DeviceGptOptions& options = {});
   // Returns the notes of DeviceOps::take_notes().
@@ -113,8 +113,9 @@ class DeviceGpt {
   // Enqueues work that copies the pass's loss from the device to the host. Must be called right
   // after a batch's last forward use.
   void keep_loss(StreamId stream);
-  // Returns the losses of all keep_loss() calls since the last take_losses() or drop_losses(), in
-  // the order of the calls. Waits for `stream`, which must be the stream of keep_loss().
+  // Returns the losses of all keep_loss() calls, in the order of the calls. The result contains no
+  // loss that was already taken or dropped. Waits for `stream`, which must be the stream of
+  // keep_loss().
   std::vector<double> take_losses(StreamId stream) { return losses_.take(stream); }
   // Discards the losses that keep_loss() has kept, for example after a failed pass.
   void drop_losses() { losses_.drop(); }
@@ -181,8 +182,8 @@ class DeviceGpt {
   float loss_scale_ = 1;
   std::vector<Batch> batches_;  // one per batch of an evaluation, or per micro-batch of training
   std::uint32_t batch_ = 0;
-  // The numbers of two micro-batches. `arrays_` contains the final norm of the first micro-batch,
-  // and the gradient of the second one's logits.
+  // The numbers of two micro-batches. `arrays_` contains the final norm of micro-batch
+  // `final_norm_of_`, and the gradient of the logits of micro-batch `logits_of_`.
   std::optional<std::uint32_t> final_norm_of_;
   std::optional<std::uint32_t> logits_of_;
   const std::byte* input_ = nullptr;

@@ -48,8 +48,8 @@ class DeviceInputs {
   const std::uint32_t* targets(std::uint32_t micro_batch) const {
     return place_of(micro_batch) + rows_;
   }
-  // order() lists the positions of the batch, sorted by the token at each position. For a token t,
-  // begin()[t] is the index in order() at which the positions of t start.
+  // order() lists the positions of the batch, sorted by the token at each position. The positions
+  // of a token t start at the index begin()[t] of order().
   const std::uint32_t* order(std::uint32_t micro_batch) const {
     return place_of(micro_batch) + 2 * rows_;
   }

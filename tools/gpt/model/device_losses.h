@@ -1,5 +1,6 @@
-// Copies the losses of micro-batches from the device. Each loss has a place of its own in
-// page-locked memory, so that the compute stream needs no host function after the copy.
+// The class copies the losses of micro-batches from the device to the host. Each loss has a place
+// of its own in page-locked memory, so that the compute stream needs no host function after the
+// copy.
 //
 // Thread rule: one thread at a time. Each copy is enqueued on the caller's stream.
 #pragma once

@@ -20,9 +20,10 @@
 
 namespace sluice::gpt {
 
-// The result is the product of a and b, plus addend, plus bias. `form` says whether a or b is
-// transposed. The product is computed `batch` times. After each product, the address of each matrix
-// advances by the matrix's batch stride. `a` and `b` have the type T.
+// The result is the product of `a` and `b`, plus `addend`, plus `bias`. `form` says whether one of
+// the matrices `a` and `b` is transposed. The product is computed `batch` times. After each
+// product, the address of each matrix advances by the matrix's batch stride. `a` and `b` have the
+// type T.
 struct Product {
   Form form = Form::kAB;
   std::uint64_t m = 0;  // rows of the result
@@ -110,8 +111,9 @@ struct EmbeddingArguments {
   std::uint64_t width;
 };
 
-// The positions in the batch, sorted by token. Token v has the positions order[begin[v]..begin[v +
-// 1]), in the order of the batch.
+// The positions in the batch, sorted by token. The positions of token v are the elements of `order`
+// from begin[v] up to, but not including, begin[v + 1]. These positions are in the order of the
+// batch.
 struct EmbeddingBackwardArguments {
   const std::uint32_t* order;
   const std::uint32_t* begin;

@@ -1,5 +1,5 @@
 // Implements DeviceOps with the kernel bodies of device_bodies.h. The launcher is a CudaLauncher on
-// a GPU, and a HostLauncher in tests. The plain body computes matrix products. An implementation
+// a GPU, and a HostLauncher in tests. A plain kernel computes matrix products. An implementation
 // with faster products overrides multiply().
 // Thread rule: as for DeviceOps.
 #pragma once

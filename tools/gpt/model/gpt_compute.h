@@ -18,8 +18,8 @@
 // computes the other activations of the unit again. Checkpoints do not change the bits, because the
 // second computation performs the same operations on the same values. With checkpoints, several
 // micro-batches may be under way at the same time. Several batches of an evaluation may always be
-// under way at the same time. Between two uses of units, an evaluation keeps the values of its
-// batches in memory that training uses for other values.
+// under way at the same time. An evaluation keeps the values of its batches between two uses of
+// units. These values lie in memory that training uses for other values.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +71,7 @@ class GptCompute {
   // The size of activations and scratch memory, in bytes. The constructor allocates all of this
   // memory.
   std::uint64_t activation_bytes() const;
-  // Returns the value that activation_bytes() has for a GptCompute with these arguments. The
+  // Returns the same number as activation_bytes() of a GptCompute with these arguments. The
   // function makes no GptCompute.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
@@ -172,7 +172,7 @@ class GptCompute {
   void mlp_backward(std::uint32_t layer);
   void attention_part_backward(std::uint32_t layer);
   void embedding_backward_use();
-  // Returns `values` [rows, columns] in the type that products take. For bf16 factors, the result
+  // Returns the matrix `values` in the type that matrix products need. For bf16 factors, the result
   // is a rounded copy in `rounded`. Otherwise, the result is `values` itself.
   ConstMatrix factor(const float* values, std::uint64_t rows, std::uint64_t columns,
                      std::uint16_t* rounded);
@@ -204,8 +204,8 @@ class GptCompute {
   std::uint64_t sequence_ = 0;
   std::vector<Batch> batches_;  // one per micro-batch, or per batch of an evaluation
   double loss_ = 0;
-  // `activations_` contains the final norm of the micro-batch `final_norm_of_`, and the logits of
-  // the micro-batch `logits_of_`.
+  // The field `final_norm_of_` says to which micro-batch the final norm in `activations_` belongs.
+  // The field `logits_of_` says the same for the logits.
   std::uint32_t final_norm_of_ = 0;
   std::uint32_t logits_of_ = 0;
 

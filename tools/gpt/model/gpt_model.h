@@ -32,18 +32,19 @@ enum BlockTensor : std::uint32_t {
 enum HeadTensor : std::uint32_t { kFinalNormWeight, kFinalNormBias, kLmHeadWeight };
 
 // Unit 0 is "embedding" (wte, wpe). The blocks are the units 1 to `layers`, with the names "h.0",
-// "h.1" and so on. The last unit is "head": ln_f, and also lm_head if the head is not tied.
-// Matrices are stored as in GPT-2 (y = x W + b). Embeddings and lm_head have one row per token.
-// With a tied head, the forward order ends with a second use of the embedding unit, for the logits.
-// The backward order then begins with the embedding unit. The computation holds only one lease at a
-// time.
+// "h.1" and so on. The last unit is "head". This unit contains ln_f, and also lm_head if the head
+// is not tied. Matrices are stored as in GPT-2 (y = x W + b). Embeddings and lm_head have one row
+// per token. With a tied head, the forward order ends with a second use of the embedding unit, for
+// the logits. The backward order then begins with the embedding unit. The computation holds only
+// one lease at a time.
 // Requires: validate(config) has passed.
 ModelSpec gpt_model_spec(const GptConfig& config);
 
 // Returns the number of floating-point operations that training needs per token of a full context.
 // Each multiply-add of the matrix products counts as two operations. Every product counts three
-// times: forward, backward for the inputs, and backward for the weights. Recomputation does not
-// count. Attention is causal, so only half of the scores are needed, and only this half counts.
+// times: once for the forward pass, once for the inputs' gradients, and once for the weights'
+// gradients. Recomputation does not count. Attention is causal, so only half of the scores are
+// needed, and only this half counts.
 double flops_per_token(const GptConfig& config);
 
 // Writes the initial values of elements [begin, begin + values.size()) of `tensor`. Weights are

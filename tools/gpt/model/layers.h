@@ -1,8 +1,8 @@
 // The forward and backward passes of GPT-2's layers, except attention and matrix products. The work
 // is spread over threads in fixed pieces. The order of sums over tokens therefore does not depend
 // on the number of threads. Matrices are row-major with one row per token. Results depend on the
-// arguments only. Any thread may call the functions on disjoint memory. Only one call at a time may
-// use a ComputeThreads.
+// arguments only. Any thread may call the functions on disjoint memory. Two calls must not use the
+// same ComputeThreads at the same time.
 #pragma once
 
 #include <cstdint>

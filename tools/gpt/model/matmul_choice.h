@@ -49,11 +49,11 @@ MatrixKernels matrix_kernels(const MatmulChoice& choice);
 // Returns a text such as "oneDNN 2.6.3, kernels amx, factors bf16".
 std::string describe(const MatrixKernels& kernels);
 
-// A table in the source code chooses the library for fp32 products. Returns the name of the row
-// that made the choice. A row has the name of a family of oneDNN's kernels. For a family without a
-// row, the result is "default for " followed by the family's name. The result is empty if the table
-// was not used. The table is not used if `wish` names a library, factors are bf16, or oneDNN is
-// missing.
+// A table in the source code chooses the library for fp32 products. Returns the name of the table
+// row from which the choice follows. A row has the name of a family of oneDNN's kernels. For a
+// family without a row, the result is "default for " followed by the family's name. The result is
+// empty if the table was not used. The table is not used if `wish` names a library, factors are
+// bf16, or oneDNN is missing.
 std::string table_row(const MatmulWish& wish, const MatmulChoice& choice);
 
 // If oneDNN is missing, the result says what a run with `choice` would gain from oneDNN. Otherwise

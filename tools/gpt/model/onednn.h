@@ -1,8 +1,8 @@
 // Matrix products by oneDNN. The library is opened at run time, so a program with this class starts
 // on machines without oneDNN. Only two functions of oneDNN are used for products: dnnl_sgemm and
 // dnnl_gemm_bf16bf16f32. Every release since 2.6 exports both functions, but no header of oneDNN
-// declares dnnl_gemm_bf16bf16f32. Both functions of oneDNN free their packed data. No memory is
-// therefore kept between two calls.
+// declares dnnl_gemm_bf16bf16f32. Both functions of oneDNN release their packed data at the end of
+// a call. No memory is therefore kept between two calls.
 //
 // Thread rule: any number of threads may call the functions at the same time. A call computes on
 // the calling thread.

@@ -1,5 +1,5 @@
-// The rate that the matrix products of this machine reach when nothing else runs. Reports compare a
-// step's rate with the peak rate.
+// The peak rate is the rate that this machine's matrix products reach when nothing else runs.
+// Reports compare a step's rate with the peak rate.
 #pragma once
 
 #include "tools/gpt/model/matmul_choice.h"

@@ -1,15 +1,15 @@
 // The element-wise arithmetic of the model on contiguous fp32 memory. Each function runs on one
-// thread. Sums are computed in 16 fixed lanes. A multiply is never fused with an add. The
-// compiler's versions for different instruction sets therefore give the same bits. The functions
-// are pure, and any thread may call them on disjoint memory. The functions do not check values, so
-// NaN and infinity pass through.
+// thread. Sums are computed in 16 fixed lanes. A multiply is never fused with an add. The compiler
+// makes several versions of each function, one for each instruction set. All versions therefore
+// give the same bits. The functions are pure, and any thread may call them on disjoint memory. The
+// functions do not check values, so NaN and infinity pass through.
 #pragma once
 
 #include <cstdint>
 
 namespace sluice::gpt {
 
-// The numbers per row that the backward pass of a layer norm needs.
+// The backward pass of a layer norm needs these two numbers for each row.
 struct RowMoments {
   float mean;
   float inverse_deviation;  // 1 / sqrt(variance + 1e-5)
@@ -30,7 +30,7 @@ RowMoments layer_norm_row(const float* x, const float* weight, const float* bias
 
 enum class Into : std::uint8_t { kOverwrite, kAccumulate };
 // Computes the gradient of layer_norm_row with respect to x, from dy (Ba, Kiros, Hinton 2016).
-// `into` decides whether the gradient overwrites dx or is added to dx.
+// The argument `into` says whether the gradient overwrites dx or is added to dx.
 void layer_norm_backward_row(const float* x, RowMoments moments, const float* weight,
                              const float* dy, float* dx, std::uint64_t count, Into into);
 

@@ -2,7 +2,7 @@
 // gradients as bf16 or fp16. Tensors of bf16 and fp16 are converted in scratch memory. The scratch
 // memory has room for the largest unit. Tensors of fp32 are used in place. If matrix products may
 // have bf16 factors, matrices of bf16 are used in place, too.
-// Thread rule: the object is not thread-safe, and it holds one unit at a time.
+// Thread rule: only one thread at a time may use the object. The object holds one unit at a time.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ struct Precision {
   DType gradients = DType::kFp32;
 };
 
-// The place to which a product writes a gradient.
+// A matrix product writes a gradient to this place.
 struct GradientTarget {
   void* data = nullptr;
   DType dtype = DType::kFp32;
@@ -47,7 +47,8 @@ class UnitTensors {
                                         bool bf16_factors = false);
   Precision precision() const { return precision_; }
 
-  // Makes parameter(i) and factor(i) valid until the next load.
+  // The results of parameter(i) and factor(i) are valid after this call, until the next call of
+  // load().
   void load(std::uint32_t unit, ParameterPointers parameters);
   // Requires: if there are bf16 factors, the tensor is a vector.
   const float* parameter(std::uint32_t tensor) const { return parameters_[tensor]; }
@@ -56,9 +57,9 @@ class UnitTensors {
     return bf16_factors_ ? factors_[tensor] : parameters_[tensor];
   }
 
-  // Makes gradient(i) valid until store_gradients(). store_gradients() then writes the gradients to
-  // `gradients`. Between open_gradients() and store_gradients(), the caller must write every
-  // element of the gradients.
+  // The result of gradient(i) is valid from this call until store_gradients() is called. The
+  // function store_gradients() writes the gradients to `gradients`. Between open_gradients() and
+  // store_gradients(), the caller must write every element of the gradients.
   void open_gradients(std::uint32_t unit, GradientPointers gradients);
   float* gradient(std::uint32_t tensor) const { return gradients_[tensor]; }
   // Returns the place to which the caller writes a gradient that is one matrix product. If

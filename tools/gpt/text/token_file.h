@@ -46,8 +46,8 @@ std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenize
 // this function did not make.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);
 
-// Whether `file` begins with the header of a token file. If the file cannot be read, the result is
-// false.
+// Returns whether `file` begins with the header of a token file. If the file cannot be read, the
+// result is false.
 bool has_token_header(const std::string& file);
 // Returns true if `file` is a token file whose header names a tokenizer other than `tokenizer`.
 // Files from llm.c do not name a tokenizer.

@@ -35,15 +35,15 @@ class Tokenizer {
   // Returns true if the tokens of `text` stay the same when `text` is cut at `cut_bytes`. The
   // result is false if `cut_bytes` is inside an added token. The result is also false if
   // `cut_bytes` is the end of an added token and the tokenizer adds a space after this token.
-  // Requires: after the cut, `text` contains the next added_bytes_max() bytes, or all bytes up to
+  // Requires: `text` contains at least added_bytes_max() bytes after the cut, or all bytes up to
   // the end of the whole text.
   bool can_cut(std::string_view text, std::size_t cut_bytes) const;
 
   // Appends the tokens of `text` to `tokens`. `text` may be a part of a longer text. `offset_bytes`
-  // is then the place of the part in the longer text. Error messages name places in the longer
-  // text. If the tokenizer has add_prefix_space, a space is added only at the start of the longer
-  // text. The tokenizer treats a special token in the text like any other added token. The
-  // tokenizer adds no special token at the start or at the end of the text.
+  // is the place of `text` in the longer text. Error messages name places in the longer text. If
+  // the tokenizer has add_prefix_space, a space is added only at the start of the longer text. The
+  // tokenizer treats a special token in the text like any other added token. The tokenizer adds no
+  // special token at the start or at the end of the text.
   // Fails with kInput if a byte has no token.
   void encode(std::string_view text, std::vector<TokenId>& tokens, std::uint64_t offset_bytes = 0);
 

@@ -1,5 +1,5 @@
 // The leases that one use of a unit holds on the activations at the unit's boundaries. A trainer
-// needs such leases if the engine keeps the activations between units.
+// needs boundary leases if the engine keeps the activations that cross from unit to unit.
 // Thread rule: only the thread that runs the step may use the object.
 #pragma once
 

@@ -61,8 +61,8 @@ class Checkpointing {
   // state contains this name. A run that continues with other kernels reports the change. Must be
   // called before resume().
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
-  // Lines of text for the user. For example, a line says which checkpoint was skipped, and for what
-  // reason.
+  // Lines of text for the user. For example, a line may say which checkpoint was skipped, and for
+  // what reason.
   const std::vector<std::string>& notes() const { return notes_; }
 
   // All changes of kernels since the run first began. Must be called after resume().
@@ -71,7 +71,7 @@ class Checkpointing {
   // after resume().
   const std::vector<SettingChange>& setting_changes() const { return setting_changes_; }
 
-  // Whether the run may continue from a saved state.
+  // Returns whether the run may continue from a saved state.
   bool is_used() const { return is_on() || has_store() || !options_.resume_from.empty(); }
   bool has_store() const { return !config_.engine.storage.state.name.empty(); }
 
@@ -89,10 +89,10 @@ class Checkpointing {
   // Returns the place where resume() has found the state. If resume() has found no state, the
   // result is the place where resume() has looked for a state.
   std::string origin() const;
-  // Must be called when `steps` steps are done. Saves a checkpoint if one is due. If
-  // memory.save_buffers is not 0, the checkpoint is written while the next steps run. If a save
-  // fails, the call prints the failure. The run then continues, and later tries to save the next
-  // checkpoint.
+  // Must be called when a step has ended. `steps` is the number of steps so far. Saves a checkpoint
+  // if one is due. If memory.save_buffers is not 0, the checkpoint is written while the next steps
+  // run. If a save fails, the call prints the failure. The run then continues, and later tries to
+  // save the next checkpoint.
   void step_ended(Engine& engine, std::uint64_t steps);
   // Must be called at the end of the run. The call waits until a running save has ended. The call
   // then saves the state if the state has not been saved yet.

@@ -1,6 +1,6 @@
 // The device on which a training run computes. The config's run.device chooses the device. On a
-// GPU, this object also owns the model's memory and kernels. The constructor makes the memory and
-// the kernels before the engine takes the rest of the GPU's memory.
+// GPU, this object also owns the model's memory and kernels. The constructor allocates the memory
+// and prepares the kernels before the engine takes the rest of the GPU's memory.
 // Thread rule: one thread at a time.
 #pragma once
 

@@ -22,7 +22,8 @@ gpt::DeviceGptOptions gpu_options(const TrainConfig& config);
 
 class GpuTrainer final : public Trainer {
  public:
-  // `gpt` must have been made for `device`, with the shape and the gpu_options() of `config`.
+  // `gpt` must have been made for `device`, with the shape of `config` and with the result of
+  // gpu_options().
   GpuTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, Device& device,
              gpt::DeviceGpt& gpt);
 

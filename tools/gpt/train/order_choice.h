@@ -1,8 +1,8 @@
 // The functions choose the order in which a step's micro-batches go through the units. The
 // functions compute the traffic of each order, and choose an order if `batch.order` is "auto".
 // Horizontal order fetches the parameters again for every micro-batch, and vertical order does not.
-// In return, vertical order keeps the activations between units for all micro-batches at the same
-// time. The kept activations need memory and cause traffic. The functions are pure.
+// However, vertical order keeps the boundary activations of all micro-batches at the same time. The
+// kept activations need memory and cause traffic. The functions are pure.
 #pragma once
 
 #include <array>
@@ -30,14 +30,15 @@ std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& mode
 
 // Returns the order that "auto" chooses. If only one order is possible, the result is this order.
 // If both orders are possible, the result is the order that moves fewer bytes to and from storage.
-// If both orders move the same number of bytes to and from storage, the result is the order that
-// moves fewer bytes between host and device. If the backward pass uses a unit more than once, as
-// with tied weights, "auto" always chooses horizontal order. With tied weights, the order would
-// change the bits of the result. A choice that depends on a memory budget must not change bits.
+// If both orders have the same traffic to and from storage, the result is the order that moves
+// fewer bytes between host and device. If the backward pass uses a unit more than once, as with
+// tied weights, "auto" always chooses horizontal order. With tied weights, the order would change
+// the bits of the result. A choice that depends on a memory budget must not change bits.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
-// Replaces "auto" in `config.order`, and sets the same order for the engine's activations. Ranks
-// with the same config and machine get the same result.
+// If `config.order` is "auto", the function chooses the order. The function then gives the order in
+// `config.order` to the engine's activations. Ranks with the same config and machine get the same
+// result.
 void resolve_order(TrainConfig& config, const RunMachine& machine);
 
 // Returns a line for people, such as "micro-batches vertical: ... ; horizontal: ...".

@@ -21,11 +21,11 @@ struct SettingChange {
   std::string after = {};
 };
 
-// Returns the changes from the list named `list` in the text `application`. Entries that this
-// program cannot have written are left out.
+// Returns the changes in a list inside the text `application`. `list` is the name of the list. The
+// result contains no entry that this program cannot have written.
 std::vector<SettingChange> setting_changes_in(const nlohmann::json& application, const char* list);
-// Adds `changes` to the list named `list` in the text `application`. Does nothing if `changes` is
-// empty.
+// Adds `changes` to a list inside the text `application`. `list` is the name of the list. Does
+// nothing if `changes` is empty.
 void add_changes(nlohmann::json& application, const char* list,
                  const std::vector<SettingChange>& changes);
 

@@ -17,7 +17,7 @@ class StreamGuard {
     try {
       device_.synchronize(stream_.id());
     } catch (...) {
-      // This failure needs no report. The same failure, or its cause, is already being thrown.
+      // This failure needs no report. Another exception already reports the failure or its cause.
     }
   }
 

@@ -23,8 +23,8 @@ std::string describe_levels(const Config::Sharding& sharding, std::uint32_t rank
 // Fails with kConfig if the settings in `config` are not possible with several ranks.
 void check_ranks_config(const TrainConfig& config);
 
-// Replaces "auto" in `config` for one of `ranks` ranks on a host. The rank then computes on the
-// host, and gets its part of the host's cores.
+// Replaces "auto" in `config` with values for one rank. The host has `ranks` ranks. The rank then
+// computes on the host, and gets its part of the host's cores.
 void share_host_among(std::uint32_t ranks, TrainConfig& config);
 
 class TrainRanks {
@@ -51,7 +51,7 @@ class TrainRanks {
 
   // Closes the connections between the ranks when all ranks have called leave(). After leave(), no
   // other function of this object may be called.
-  // Fails with kRanks if another rank does not come.
+  // Fails with kRanks if another rank does not call leave() within the timeout.
   void leave() { world_->leave(); }
 
   // Prints `failure` on standard error, and ends every rank. If MPI connects the ranks, MPI ends

@@ -1,6 +1,6 @@
-// The interface that trains the GPT through the engine's public API. HostTrainer (host_trainer.h)
-// implements this interface on the host. GpuTrainer (gpu_trainer.h) implements this interface on a
-// GPU.
+// A class with this interface trains the GPT through the engine's public API. HostTrainer
+// (host_trainer.h) implements this interface on the host. GpuTrainer (gpu_trainer.h) implements
+// this interface on a GPU.
 // Thread rule: one thread at a time.
 #pragma once
 
@@ -71,7 +71,8 @@ class Trainer {
 
   virtual std::uint64_t activation_bytes() const = 0;
 
-  // The multiply-adds of the matrix products so far, by library. On a GPU, all numbers are 0.
+  // Returns the number of multiply-adds in all matrix products so far, for each library. On a GPU,
+  // all numbers are 0.
   virtual gpt::MatrixWork matrix_work() const { return {}; }
 
  protected:
