@@ -70,8 +70,8 @@ namespace sluice {
 // Returns the mean over several steps. The first steps, which fill the pipeline, are left out.
 StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy);
 
-// Does the same as simulate_steps(), but always simulates the real number of updates between two
-// commits. A simulation ends early when a step begins in the same state as an earlier step.
+// Does the same as simulate_steps(), but always simulates as many updates between two commits as
+// the shape says. A simulation ends early when a step begins in the same state as an earlier step.
 StepCost simulate_whole_commits(const StepShape& shape, OverlapPolicy policy);
 
 }  // namespace sluice

@@ -58,7 +58,7 @@ class CheckpointWriter {
   // Gives the checkpoint its name. If this rank has not written its part, `failure` says why. A
   // checkpoint may be for ranks that are not running. `application` then contains one application
   // text for each rank. These texts replace SaveOptions::application.
-  // Fails with the errors of begin(), and with `failure`.
+  // Fails in the same cases as begin(). If there is a `failure`, the call throws the failure.
   SavedCheckpoint finish(const std::optional<Error>& failure,
                          std::vector<std::string> application = {});
 

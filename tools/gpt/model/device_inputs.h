@@ -41,7 +41,8 @@ class DeviceInputs {
   // inputs. An evaluation uses the place of micro-batch 0.
   void bring(std::uint32_t batch, std::span<const std::uint32_t> tokens,
              std::span<const std::uint32_t> targets, StreamId stream);
-  // From this call on, the number `batch` stands for another batch, with other inputs.
+  // The caller gives the number `batch` to another batch. So the next bring() of this number copies
+  // its inputs again.
   void renew(std::uint32_t batch);
 
   const std::uint32_t* tokens(std::uint32_t micro_batch) const { return place_of(micro_batch); }
