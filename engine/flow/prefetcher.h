@@ -70,7 +70,7 @@ class Prefetcher {
   void fetch_up_to(std::uint32_t end);
   // Returns whether all fetches have ended and no further fetch will start.
   bool has_stopped() const { return is_stopped_ && idle(); }
-  // Returns the progress of the fetches. A new plan is made from this progress. To change the
+  // Returns how far the fetches have come. A new plan begins at this point. To change the
   // schedule, call stop(), wait for has_stopped(), and call resume() with a new plan. The uses
   // before `acquired` must be the same in the old plan and in the new plan.
   WindowProgress progress(std::uint32_t acquired) const {

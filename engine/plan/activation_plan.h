@@ -8,9 +8,9 @@
 // bytes that are moved. Any thread may call the functions.
 //
 // The sequence follows from these rules. Forward use k of a micro-batch loads value k - 1 and saves
-// value k. Backward use k is the reverse of forward use k. Backward use k loads value k - 1 for the
-// recomputation, loads gradient k and saves gradient k - 1. At the first use and at the last use,
-// some of these accesses do not exist, and are left out.
+// value k. Forward use k has a counterpart in the backward pass, with the same number. The
+// counterpart loads value k - 1 for the recomputation, loads gradient k and saves gradient k - 1.
+// At the first use and at the last use, some of these accesses do not exist, and are left out.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::span<const std::uint64_t> unit_bytes,
                                    std::uint64_t window_bytes);
 
-// Each stay is put at the lowest address that the earlier stays leave free. The function makes
+// The function puts each stay at the lowest address that is still free. The function makes
 // three attempts. The first attempt takes the stays in order of time. The second attempt takes the
 // stays in order of size. The third attempt puts all units side by side. The function returns the
 // smallest of the three results.
