@@ -87,12 +87,13 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
             subprocess.run([f"{cross}-strip" if cross else "strip", "--strip-unneeded", stripped], check=True)
             files[place] = stripped.read_bytes()
     files = {f"{PACKAGE}/{place}": data for place, data in files.items()}
+    files[f"{PACKAGE}_command.py"] = (HERE / f"{PACKAGE}_command.py").read_bytes()
     info = f"{stem}.dist-info"
     files[f"{info}/licenses/LICENSE"] = (SOURCE / "LICENSE").read_bytes()
     files[f"{info}/METADATA"] = _metadata(project, cross).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: wheel_backend\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     if COMMAND in built:
-        files[f"{info}/entry_points.txt"] = f"[console_scripts]\nsluice = {PACKAGE}.command:main\n".encode()
+        files[f"{info}/entry_points.txt"] = f"[console_scripts]\nsluice = {PACKAGE}_command:main\n".encode()
     record = ""
     for name, data in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -13,6 +13,7 @@ import zipfile
 
 import pytest
 
+import sluice_offload_command
 from sluice_offload import command, library
 from sluice_offload.__main__ import main
 
@@ -54,10 +55,22 @@ def test_a_program_in_c_plus_plus_is_compiled_with_the_wheel(tmp_path):
     assert {path.name for path in (command.HERE / "include" / "sluice").iterdir()} >= {"engine.h", "sluice.h", "status_publisher.h"}
 
 
+def test_the_command_does_not_wait_for_torch():
+    """It takes seconds to import, and `sluice top` asks each second."""
+    told = subprocess.run([sys.executable, "-c", "import sluice_offload_command, sys; print(sorted({'torch', 'sluice_offload'} & set(sys.modules)))"],
+                          capture_output=True, text=True, check=True).stdout
+    assert told == "[]\n"
+    if not (command.HERE / "bin").is_dir():
+        return  # and then there is no such script
+    script = (pathlib.Path(sysconfig.get_path("scripts")) / "sluice").read_text(encoding="utf-8")
+    assert "from sluice_offload_command import main" in script
+
+
 def test_a_wheel_without_the_command_says_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sluice_offload_command, "HERE", tmp_path)
     monkeypatch.setattr(command, "HERE", tmp_path)
     with pytest.raises(SystemExit):
-        command.main()
+        sluice_offload_command.main()
     assert "bin/sluice is missing: this wheel was made with SLUICE_LIBRARY" in capsys.readouterr().err
     assert main(["flags"]) == 1
     assert "has no libsluice_cxx.so" in capsys.readouterr().err
