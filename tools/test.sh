@@ -128,6 +128,12 @@ run() {
   return "$status"
 }
 
+# GCC's leak checker crashes on the thread-local storage of libraries that are opened at run time, such as oneDNN, unless it
+# leaves their calls alone.
+run_asan() {
+  ASAN_OPTIONS=intercept_tls_get_addr=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} run asan "$@"
+}
+
 # The package for PyTorch, installed as a wheel into an environment of its own, with the library of the release build.
 test_torch() {
   say "testing the package for PyTorch"
@@ -240,14 +246,12 @@ SLUICE_TEST_CASES_SCALE=$scale run release --label-exclude slow || status=1
 await asan || status=1
 [[ $status == 0 ]] || exit "$status"
 begin torch test_torch
-# GCC's leak checker crashes on the thread-local storage of libraries that are opened at run time, such as oneDNN, unless it
-# leaves their calls alone.
-ASAN_OPTIONS=intercept_tls_get_addr=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} run asan --label-regex '^(cpu|io)$' || status=1
+run_asan --label-regex '^(cpu|io)$' || status=1
 await torch || status=1
 [[ $status == 0 ]] || exit "$status"
 if [[ $slow == yes ]]; then
   run asan --tests-regex '^package[.]' --label-regex '^command$'
-  ASAN_OPTIONS=intercept_tls_get_addr=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} run asan --label-regex '^more$'
+  run_asan --label-regex '^more$'
   build tsan
   run tsan --label-regex '^(cpu|io|more)$'
   run tsan --tests-regex '^package[.](sine|resume|line)[.]static[.]cmake$' --label-regex '^command$'

@@ -68,7 +68,7 @@ inline std::byte rank_byte(std::uint32_t rank, std::uint64_t i) {
 
 // The magnitudes are so uneven that fp32 cannot hold the exact sum of two values. So the sum of
 // three values depends on the order of the additions. The sum of four values stays within the range
-// of fp16. The cases call this function a billion times, so it has no division.
+// of fp16. The cases call this function for each element and rank, so the function has no division.
 inline float rank_value(std::uint32_t rank, std::uint64_t i, std::uint32_t salt = 0) {
   std::uint32_t key = (static_cast<std::uint32_t>(i) + 1) * 2654435761u;
   key ^= rank * 0x9e3779b1u + salt * 0x85ebca77u;
