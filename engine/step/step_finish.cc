@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -58,10 +59,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   if (!cursor_.is_over()) end_schedule();
   timeline_.ends(uses_[acquired_ - 1].released());
   failure_.await([this] { return is_over(); });
-  // Nothing has waited for the work after the last gradient yet.
-  std::uint32_t rest = acquired_;
-  while (rest > 0 && !uses_[rest - 1].has_gradient()) --rest;
-  await_computation(rest);
+  await_computation();
   failure_.throw_if_device_failed();
   if (ranks_.are_several() || norm_group_.add)
     scheduler_.run(
@@ -100,6 +98,22 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   describe(report);
   cursor_.end(/*is_example=*/true);
   return report;
+}
+
+// The window's bytes may be overwritten next, so no computation may use them any more. Work on one
+// stream ends in order, so the last use on each stream tells of those before it.
+void StepLoop::await_computation() noexcept {
+  std::vector<StreamId> ended;
+  for (std::uint32_t use = acquired_; use > 0;) {
+    const UseState& state = uses_[--use];
+    if (std::ranges::count(ended, state.stream) != 0) continue;
+    ended.push_back(state.stream);
+    try {
+      device_.synchronize(state.released());
+    } catch (...) {
+      // The device keeps its failure and reports it at the application's own synchronize().
+    }
+  }
 }
 
 void StepLoop::describe(StepReport& report) {

@@ -344,17 +344,6 @@ void StepLoop::settle() noexcept {
   scheduler_.await_settled([this] { return is_idle(); });
 }
 
-// The window's bytes may be overwritten next, so no computation may use them any more.
-void StepLoop::await_computation(std::uint32_t first_use) noexcept {
-  for (std::uint32_t use = acquired_; use > first_use;) {
-    try {
-      device_.synchronize(uses_[--use].released());
-    } catch (...) {
-      // The device keeps its failure and reports it at the application's own synchronize().
-    }
-  }
-}
-
 // The application still holds leases, which from here on refer to nothing.
 void StepLoop::end_leases() noexcept {
   for (std::uint32_t use = 0; use < acquired_; ++use)
@@ -390,7 +379,7 @@ void StepLoop::abandon() noexcept {
   });
   if (ranks_.are_several() && !cursor_.is_inference())
     failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());
-  await_computation(0);
+  await_computation();
   if (cursor_.is_inference()) traffic_.resume();
   cursor_.end(/*is_example=*/cursor_.is_inference());
 }

@@ -185,7 +185,7 @@ class StepLoop {
   void follow(StepPlan plan);
   void describe(StepReport& report);
   void end_leases() noexcept;
-  void await_computation(std::uint32_t first_use) noexcept;
+  void await_computation() noexcept;
   // Returns the norm over all ranks and over the norm group.
   NormAccumulator agree(NormAccumulator norm, const StepOptions& options, NormCall call);
   void end_for_commit(const FinishOptions& finish);

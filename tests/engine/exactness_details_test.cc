@@ -315,7 +315,7 @@ INSTANTIATE_TEST_SUITE_P(Policies, ExactnessUnderDelays, testing::ValuesIn(kPoli
                          [](const auto& value) { return value.param.name; });
 
 // Uses of one unit on several streams, with nothing between these streams: what the unit and its
-// gradient wait for is all of them.
+// gradient wait for is all of them. The next step waits for those without a gradient too.
 TEST(ExactnessOfStreams, UsesOnSeveralStreamsGiveTheOraclesBits) {
   side_by_side(seeds_of(campaign(60)), [](std::uint64_t seed) {
     const TempDirectory directory;
@@ -328,7 +328,8 @@ TEST(ExactnessOfStreams, UsesOnSeveralStreamsGiveTheOraclesBits) {
         .steps = 3,
         .micro_batches = 2,
         .order = seed % 4 < 2 ? MicroBatchOrder::kVertical : MicroBatchOrder::kHorizontal,
-        .evaluate = true,
+        .evaluate = seed % 3 == 0,
+        .frozen_units = seed % 2 == 0 ? std::vector<std::uint32_t>{} : std::vector{1u, 3u},
         .size = ToySize::kSmall,
         .leases = 2,
         .streams = 2};

@@ -1,4 +1,7 @@
 // Units without gradients: parameters and nothing else, wherever they live.
+#include <atomic>
+#include <chrono>
+#include <thread>
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -9,6 +12,7 @@
 #include "engine/plan/placement.h"
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
+#include "tests/support/toy_computation.h"
 #include "tests/support/toy_training.h"
 
 namespace sluice::test {
@@ -104,6 +108,31 @@ TEST(FrozenUnits, TakeNoRoomButForTheirParameters) {
   EXPECT_EQ(all.placement().nvme_record_bytes - some.placement().nvme_record_bytes, records);
   EXPECT_EQ(all.placement().nvme_parameter_bytes, some.placement().nvme_parameter_bytes);
   EXPECT_EQ(all.layout().state_bytes() - some.layout().state_bytes(), elements * 10);
+}
+
+// No gradient follows the work under such a lease, and the next step overwrites what it reads.
+TEST(FrozenUnits, AStepEndsBehindTheWorkOnTheirParametersOnAnyStream) {
+  const TempDirectory directory;
+  const Config config = toy_config(directory.path());
+  const ModelSpec model = toy_model({1, 3});
+  const auto device = make_host_device({.memory_bytes = 8_MiB});
+  Engine engine(config, model, *device);
+  engine.initialize(toy_values());
+  std::atomic<std::uint32_t> ended = 0;
+  const Stream trained(*device, "trained");
+  const Stream frozen(*device, "frozen");
+  Step step = engine.begin_step({.learning_rate = 1e-2});
+  for (const ToyUse& use : planned_uses(validated(model), 1, MicroBatchOrder::kHorizontal)) {
+    const bool is_frozen = model.units[index_of(use.unit)].is_frozen;
+    const Lease lease = step.acquire(use.unit, use.pass, is_frozen ? frozen : trained);
+    if (!is_frozen) continue;
+    device->launch(frozen.id(), [&ended] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      ++ended;
+    });
+  }
+  step.finish();
+  EXPECT_EQ(ended, 4u);
 }
 
 TEST(FrozenUnits, AModelOfNothingElseIsRefused) {

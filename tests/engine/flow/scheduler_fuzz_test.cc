@@ -11,9 +11,11 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/config/config_text.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/placement.h"
 #include "engine/plan/sharding.h"
@@ -90,14 +92,11 @@ class RandomJob {
 
   std::string describe() const {
     return fmt::format(
-        "{}, {} ranks in groups of {}, stage {}, {} and {}, {} micro-batches {}, activations {}, "
-        "{} leases, unified memory {}, updates on the {}",
-        name_of(config_.optimizer.overlap), options_.rank_count, config_.sharding.group_ranks,
-        config_.sharding.stage, name_of(config_.precision.parameters),
-        name_of(config_.precision.gradients), options_.micro_batches,
-        options_.order == MicroBatchOrder::kVertical ? "vertical" : "horizontal",
-        name_of(config_.activations.home), options_.leases, name_of(config_.memory.unified),
-        name_of(config_.optimizer.update_on));
+        "{} ranks, {}, {} leases, {} streams, frozen units {}, evaluates {}, {} micro-batches {}, "
+        "config {}",
+        options_.rank_count, is_gpu_ ? "memory of its own" : "memory of the host", options_.leases,
+        options_.streams, fmt::join(options_.frozen_units, " "), options_.evaluate,
+        options_.micro_batches, name_of(options_.order), config_text(config_));
   }
   std::uint32_t ranks() const { return options_.rank_count; }
   std::uint32_t leases() const { return options_.leases; }
