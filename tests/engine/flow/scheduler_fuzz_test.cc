@@ -1,7 +1,8 @@
 // Everything at once: a random engine (placement, budgets down to the least that works, buffers,
-// policy, clipping, precision, micro-batches, frozen units, storage, leases held at once, streams,
-// ranks, activations that the engine keeps), computation that may leave its schedule, and delays
-// before every task of every flow. Always the oracle's bits, in the leases too, never a hang.
+// policy, clipping, precision, optimizer, micro-batches, frozen units, announced units, storage, a
+// durable store, steps that are dropped, leases held at once, streams, ranks, activations that the
+// engine keeps), computation that may leave its schedule, and delays before every task of every
+// flow. Always the oracle's bits, in the leases too, never a hang.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,12 +21,14 @@
 #include "engine/plan/placement.h"
 #include "engine/plan/sharding.h"
 #include "tests/engine/ranks/rank_threads.h"
+#include "tests/engine/step/announce_cases.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"
 #include "tests/support/side_by_side.h"
 #include "tests/support/temp_directory.h"
+#include "tests/support/toy_computation.h"
 #include "tests/support/toy_training.h"
 
 namespace sluice::test {
@@ -77,6 +80,11 @@ class RandomJob {
     if (random_() % 2 == 0 && may_leave) leave_schedule(seed);
     if (random_() % 3 == 0) config_.memory.unified = UnifiedMemory::kOff;
     if (random_() % 4 == 0) config_.optimizer.update_on = UpdateProcessor::kDevice;
+    draw_optimizer();
+    if (random_() % 3 == 0 && !options_.change && !options_.has_boundaries) draw_experts(seed);
+    if (random_() % 4 == 0 && options_.rank_count == 1)
+      config_.storage.state = {.name = "fuzz", .commit_every = any({1u, 2u, 3u})};
+    drops_steps_ = random_() % 3 == 0 && !is_eager && options_.rank_count == 1;
   }
 
   void run() {
@@ -87,16 +95,18 @@ class RandomJob {
       compare(run_ranks(options_.rank_count, config_, options_, conditions), expected);
     } else {
       compare({run_alone(conditions)}, expected);
+      if (!config_.storage.state.name.empty() && !was_refused_) expect_state_opens(expected.state);
     }
   }
 
   std::string describe() const {
     return fmt::format(
         "{} ranks, {}, {} leases, {} streams, frozen units {}, evaluates {}, {} micro-batches {}, "
-        "config {}",
+        "{} experts, drops steps {}, config {}",
         options_.rank_count, is_gpu_ ? "memory of its own" : "memory of the host", options_.leases,
         options_.streams, fmt::join(options_.frozen_units, " "), options_.evaluate,
-        options_.micro_batches, name_of(options_.order), config_text(config_));
+        options_.micro_batches, name_of(options_.order), options_.experts, drops_steps_,
+        config_text(config_));
   }
   std::uint32_t ranks() const { return options_.rank_count; }
   std::uint32_t leases() const { return options_.leases; }
@@ -157,15 +167,42 @@ class RandomJob {
           return make_fault_queue(std::move(queue), {.seed = conditions.seed,
                                                      .delay_us_max = conditions.io_delay_us_max});
         });
+    ToyOptions options = options_;
+    if (drops_steps_)
+      options.after_step = [&](Engine& same, std::uint64_t step) {
+        drop_step(same, *device, step);
+      };
     RankRun run;
     run.host_bytes = engine.placement().host_bytes();
     try {
-      run.result = run_toy(engine, model, *device, config_, options_);
+      run.result = run_toy(engine, model, *device, config_, options);
+      engine.close();
     } catch (const Error& error) {
       run.failure = error.what();
     }
     run.device_bytes = device->allocated_bytes();
     return run;
+  }
+
+  // A step that is left before its end, here and there, while its work still runs.
+  void drop_step(Engine& engine, HostDevice& device, std::uint64_t step) {
+    const ModelSpec model = validated(toy_model_of(options_));
+    ToyUses uses = planned_uses(model, options_.micro_batches, options_.order);
+    uses.resize(1 + step * 5 % (uses.size() - 1));
+    const Stream stream(device, "dropped");
+    Step dropped = engine.begin_step({.learning_rate = options_.learning_rate,
+                                      .micro_batches = options_.micro_batches,
+                                      .order = options_.order});
+    walk_step(dropped, uses, engine, device, stream, config_);
+  }
+
+  // Another engine finds the state in the durable store.
+  void expect_state_opens(const StateBytes& state) {
+    const auto device =
+        make_host_device({.memory_bytes = *config_.memory.device_bytes, .has_own_memory = is_gpu_});
+    Engine engine(config_, toy_model_of(options_), *device);
+    (void)engine.open_or_create(toy_values());
+    EXPECT_TRUE(read_state(engine) == state) << describe();
   }
 
   void compare(const std::vector<RankRun>& runs, const ToyResult& expected) {
@@ -180,6 +217,32 @@ class RandomJob {
       EXPECT_EQ(run.failure, "");
       EXPECT_TRUE(same_training(run.result, expected)) << describe();
     }
+  }
+
+  void draw_optimizer() {
+    using enum OptimizerKind;
+    if (random_() % 3 == 0) config_.optimizer.kind = any({kAdam, kLion, kAdagrad, kSgd});
+    config_.optimizer.state = any({OptimizerState::kFp32, OptimizerState::kFp32,
+                                   OptimizerState::kBf16, OptimizerState::k8bit});
+    config_.optimizer.untouched =
+        any({UntouchedPolicy::kUpdate, UntouchedPolicy::kSkip, UntouchedPolicy::kLazy});
+    config_.optimizer.lazy_max = any({1u, 2u, 1000u});
+    if (random_() % 3 == 0)
+      config_.optimizer.groups = {{.tensors = {"*.bias"}, .learning_rate_factor = 0.5}};
+  }
+
+  void draw_experts(std::uint64_t seed) {
+    options_.experts = kExperts;
+    // Several ranks use announced units in the order of the model, and not in that of a whole pass.
+    options_.announces_ahead = options_.rank_count == 1 && random_() % 2 == 0;
+    options_.change = [seed](std::uint64_t step, ToyUses& uses) { route(seed, step, uses); };
+    if (options_.rank_count == 1) return;
+    // At least one rank computes in each use.
+    options_.computes = [seed, ranks = options_.rank_count](std::uint32_t rank, const ToyUse& use) {
+      std::mt19937_64 choice(seed + use.number % 0x100000 * 64);
+      const std::uint64_t bits = choice();
+      return rank == bits % ranks || (bits >> (32 + rank) & 1) != 0;
+    };
   }
 
   // Uses left out, used twice or swapped, every other step as the one before.
@@ -242,6 +305,7 @@ class RandomJob {
   Config config_;
   ToyOptions options_;
   bool is_gpu_ = false;
+  bool drops_steps_ = false;
   bool was_refused_ = false;
 };
 
