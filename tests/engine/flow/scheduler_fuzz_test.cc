@@ -1,8 +1,8 @@
 // Everything at once: a random engine (placement, budgets down to the least that works, buffers,
 // policy, clipping, precision, optimizer, micro-batches, frozen units, announced units, storage, a
-// durable store, steps that are dropped, leases held at once, streams, ranks, activations that the
-// engine keeps), computation that may leave its schedule, and delays before every task of every
-// flow. Always the oracle's bits, in the leases too, never a hang.
+// durable store, steps that are dropped, a save beside steps, leases held at once, streams, ranks,
+// activations that the engine keeps), computation that may leave its schedule, and delays before
+// every task of every flow. Always the oracle's bits, in the leases too, never a hang.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 #include "engine/engine_over_queue.h"
 #include "engine/plan/placement.h"
 #include "engine/plan/sharding.h"
+#include "tests/engine/checkpoint/save_beside.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/engine/step/announce_cases.h"
 #include "tests/support/campaign.h"
@@ -85,6 +86,7 @@ class RandomJob {
     if (random_() % 4 == 0 && options_.rank_count == 1)
       config_.storage.state = {.name = "fuzz", .commit_every = any({1u, 2u, 3u})};
     drops_steps_ = random_() % 3 == 0 && !is_eager && options_.rank_count == 1;
+    if (random_() % 4 == 0 && options_.rank_count == 1) config_.memory.save_buffers = any({1u, 4u});
   }
 
   void run() {
@@ -95,7 +97,9 @@ class RandomJob {
       compare(run_ranks(options_.rank_count, config_, options_, conditions), expected);
     } else {
       compare({run_alone(conditions)}, expected);
-      if (!config_.storage.state.name.empty() && !was_refused_) expect_state_opens(expected.state);
+      if (was_refused_) return;
+      if (!config_.storage.state.name.empty()) expect_state_opens(expected.state);
+      if (saves_beside()) expect_saved_state();
     }
   }
 
@@ -118,6 +122,9 @@ class RandomJob {
   bool was_refused() const { return was_refused_; }
 
  private:
+  static constexpr std::uint32_t kSavedStep = 2;
+  bool saves_beside() const { return config_.memory.save_buffers != 0; }
+
   template <typename T>
   T any(std::initializer_list<T> choices) {
     return std::data(choices)[random_() % choices.size()];
@@ -168,10 +175,12 @@ class RandomJob {
                                                      .delay_us_max = conditions.io_delay_us_max});
         });
     ToyOptions options = options_;
-    if (drops_steps_)
-      options.after_step = [&](Engine& same, std::uint64_t step) {
-        drop_step(same, *device, step);
-      };
+    options.after_step = [&](Engine& same, std::uint64_t step) {
+      if (saves_beside() && step == kSavedStep)
+        same.begin_save(config_.storage.paths[0] + "/saved", {});
+      if (drops_steps_) drop_step(same, *device, step);
+      if (saves_beside() && step == options_.steps) saved_ = same.finish_save().value().path;
+    };
     RankRun run;
     run.host_bytes = engine.placement().host_bytes();
     try {
@@ -182,6 +191,14 @@ class RandomJob {
     }
     run.device_bytes = device->allocated_bytes();
     return run;
+  }
+
+  // The checkpoint that was written beside later steps.
+  void expect_saved_state() {
+    ToyOptions options = options_;
+    options.steps = kSavedStep;
+    EXPECT_TRUE(state_in(saved_, config_, options) == toy_oracle(config_, options).state)
+        << describe();
   }
 
   // A step that is left before its end, here and there, while its work still runs.
@@ -307,6 +324,7 @@ class RandomJob {
   bool is_gpu_ = false;
   bool drops_steps_ = false;
   bool was_refused_ = false;
+  std::string saved_;  // folder of the checkpoint
 };
 
 TEST(SchedulerFuzz, AnyEngineUnderAnyDelaysGivesTheOraclesBits) {
