@@ -2,14 +2,21 @@
 // in the application's order of work, wherever the state is.
 #include <chrono>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include <sluice/error.h>
 #include <sluice/host_device.h>
+#include "engine/detached/detached_over_queue.h"
 #include "tests/engine/detached/detached_support.h"
+#include "tests/support/campaign.h"
+#include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/fault_queue.h"
 #include "tests/support/forwarding_device.h"
 
 namespace sluice::test {
@@ -22,8 +29,7 @@ class LateDevice final : public ForwardingDevice {
   void delay(const DeviceBuffer& buffer) { late_ = &buffer; }
   void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
             StreamId stream) override {
-    if (late_ != nullptr && target >= late_->data() &&
-        target < late_->data() + late_->size_bytes())
+    if (late_ != nullptr && target >= late_->data() && target < late_->data() + late_->size_bytes())
       launch(stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
     ForwardingDevice::copy(target, source, size_bytes, stream);
   }
@@ -56,9 +62,8 @@ class DetachedDeviceTest : public DetachedTest {
   DetachedUpdate next_remote(OptimizerKind kind, std::uint32_t id) {
     const std::vector<std::byte> parameter = tensors_[id].parameter;
     DetachedUpdate update = next(kind, id);
-    device_->launch(stream_.id(), [] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    });
+    device_->launch(stream_.id(),
+                    [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
     device_->launch(stream_.id(), [this, id, parameter, gradient = tensors_[id].gradient] {
       if (parameter.empty()) return;
       std::memcpy(parameters_[id].data(), parameter.data(), parameter.size());
@@ -83,8 +88,8 @@ class DetachedDeviceTest : public DetachedTest {
     return updates;
   }
 
-  std::unique_ptr<LateDevice> device_ =
-      std::make_unique<LateDevice>(make_host_device({.memory_bytes = 16_MiB}));
+  std::unique_ptr<LateDevice> device_ = std::make_unique<LateDevice>(
+      make_delayed_device(make_host_device({.memory_bytes = 16_MiB}), /*seed=*/11, /*us_max=*/300));
   std::vector<DeviceBuffer> parameters_;
   std::vector<DeviceBuffer> gradients_;
   Stream stream_{*device_, "application"};  // goes first, after its work
@@ -210,10 +215,88 @@ TEST_F(DetachedDeviceTest, TheBudgetHoldsTheStagingMemory) {
   make_tensors(DType::kBf16, {65'536, 1});
   Config made = config(OptimizerKind::kAdamW, TierChoice::kHost);
   made.memory.host_bytes = 2_MiB;  // the records take 786 KiB, the staging memory 2.3 MiB
-  const std::string said = expect_error(ErrorCode::kOutOfMemory, [&] {
-    DetachedOptimizer(made, described(), *device_);
-  });
+  const std::string said = expect_error(ErrorCode::kOutOfMemory,
+                                        [&] { DetachedOptimizer(made, described(), *device_); });
   EXPECT_NE(said.find("memory.host is 2.00 MiB"), std::string::npos) << said;
+}
+
+class RandomDetached : public DetachedDeviceTest {
+ protected:
+  template <typename T>
+  T any(std::initializer_list<T> choices) {
+    return std::data(choices)[random_() % choices.size()];
+  }
+
+  Config draw(std::uint64_t seed) {
+    random_.seed(static_cast<std::mt19937::result_type>(seed));
+    using enum OptimizerKind;
+    moments_ = any({OptimizerState::kFp32, OptimizerState::kBf16, OptimizerState::k8bit});
+    kind_ = any({kAdamW, kAdam, kLion, kAdagrad});
+    if (moments_ == OptimizerState::kFp32 && random_() % 5 == 0) kind_ = kSgd;
+    Config made = config(kind_, any({TierChoice::kHost, TierChoice::kNvme, TierChoice::kNvme}));
+    made.memory.host_bytes = 8_MiB;
+    made.threads = any({1u, 2u});
+    made.storage.block_elements = any({4096u, 8192u, 65'536u});
+    made.storage.backend = any({IoBackend::kAuto, IoBackend::kThreads, IoBackend::kSync});
+    made.storage.queue_depth = any({1u, 3u, 32u});
+    made.storage.verify = any({Verify::kFull, Verify::kSample, Verify::kOff});
+    std::vector<std::uint64_t> counts;
+    for (std::uint64_t left = 2 + random_() % 6; left > 0; --left)
+      counts.push_back(any<std::uint64_t>({0, 1, 255, 257, 4096, 4097, random_() % 70'000}));
+    make_tensors(any({DType::kFp32, DType::kBf16, DType::kFp16}), counts);
+    make_remote();
+    return made;
+  }
+
+  // Steps whose tensors, order and calls are random. Updates of some tensors go on in later steps:
+  // the test leaves those tensors alone until it has waited for them.
+  void train_at_random(DetachedOptimizer& optimizer) {
+    std::vector<bool> is_pending(tensors_.size(), false);
+    const auto wait = [&](std::uint32_t id) {
+      optimizer.wait(id);
+      if (is_pending[id]) fetch(id);
+      is_pending[id] = false;
+      EXPECT_TRUE(tensors_[id].parameter == tensors_[id].oracle_parameter) << "tensor " << id;
+    };
+    for (int step = 0; step < 6; ++step) {
+      std::vector<std::uint32_t> order(tensors_.size());
+      std::iota(order.begin(), order.end(), 0u);
+      std::ranges::shuffle(order, random_);
+      std::vector<DetachedUpdate> updates;
+      for (const std::uint32_t id : order) {
+        if (random_() % 2 == 0 && is_pending[id]) wait(id);
+        if (is_pending[id] || random_() % 4 == 0) continue;
+        const std::uint64_t count = tensors_[id].count();
+        if (count != 0 && random_() % 4 == 0) set(tensors_[id], random_() % count, 3.25f);
+        updates.push_back(is_remote(id) ? next_remote(kind_, id) : next(kind_, id));
+        is_pending[id] = true;
+        if (random_() % 2 == 0) continue;
+        optimizer.begin(updates, stream_.id());
+        updates.clear();
+      }
+      optimizer.begin(updates, stream_.id());
+    }
+    for (std::uint32_t id = 0; id < tensors_.size(); ++id) wait(id);
+  }
+
+  OptimizerKind kind_ = OptimizerKind::kAdamW;
+};
+
+TEST_F(RandomDetached, AnyOptimizerUnderAnyDelaysGivesTheDefinitionsBits) {
+  for (const std::uint64_t seed : seeds_of(campaign(25))) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    const Config made = draw(seed);
+    DetachedOptimizer optimizer = DetachedOverQueue::make(
+        made, described(),
+        [&](std::unique_ptr<IoQueue> inner) {
+          return make_fault_queue(std::move(inner), {.seed = seed, .delay_us_max = 500});
+        },
+        device_.get());
+    train_at_random(optimizer);
+    optimizer.wait_all();
+    expect_equal(optimizer, kind_);
+    if (HasFailure()) break;
+  }
 }
 
 }  // namespace
