@@ -59,6 +59,7 @@ class RuntimeCudaDevice final : public CudaDevice {
   void fail(const Error& failure) noexcept override {
     failure_.set(std::make_exception_ptr(failure));
   }
+  bool has_failed() const noexcept override { return failure_.is_set(); }
 
   std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) override {
     return memory_.allocate(size_bytes, purpose);

@@ -1,7 +1,7 @@
 // The function launches a kernel. A failed launch counts as a failure of the device, just like a
 // failed copy. The call synchronize() rethrows this failure. The launch itself does not throw,
-// because the launching thread could not handle an error in the middle of its work. Thread rule:
-// the same as for Device.
+// because the launching thread could not handle an error in the middle of its work. After a failure
+// of the device, kernels are not launched. Thread rule: the same as for Device.
 #pragma once
 
 #include <new>
@@ -15,6 +15,7 @@ namespace sluice {
 // While `launch` runs, the device's GPU is the current GPU.
 template <class Launch>
 void enqueue_kernel(CudaDevice& device, const Launch& launch) {
+  if (device.has_failed()) return;
   int status = 0;
   const CudaCurrentDevice current(device.ordinal(), std::nothrow, &status);
   if (status == 0) {

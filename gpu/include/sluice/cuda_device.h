@@ -60,6 +60,9 @@ class SLUICE_EXPORT CudaDevice : public Device {
   // work that the caller itself has enqueued. Later copies are then skipped, and synchronize()
   // rethrows `failure`. The first failure is kept.
   virtual void fail(const Error& failure) noexcept = 0;
+  // Returns whether work on the device is known to have failed. Code that launches kernels on the
+  // device then skips the launch, as the device skips copies.
+  virtual bool has_failed() const noexcept = 0;
 };
 
 // Returns the number of GPUs that the process may use on this machine. The result is 0 if there is

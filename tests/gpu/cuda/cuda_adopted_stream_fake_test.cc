@@ -51,6 +51,7 @@ class AdoptingDevice final : public DeviceForwarder<CudaDevice> {
   void* native_stream(StreamId stream) const override { return inner().native_stream(stream); }
   Stream adopt_stream(void* native) override { return inner().adopt_stream(native); }
   void fail(const Error& failure) noexcept override { inner().fail(failure); }
+  bool has_failed() const noexcept override { return inner().has_failed(); }
   StreamId create_stream(std::string_view, StreamPriority) override {
     Pair made;
     made.own = std::make_unique<OwnStream>();

@@ -16,6 +16,7 @@
 
 #include <sluice/cuda_device.h>
 #include "base/aligned_buffer.h"
+#include "gpu/cuda/cuda_enqueue.h"
 #include "tests/contract/device_contract.h"
 #include "tests/gpu/cuda/fake_cuda_faults.h"
 #include "tests/gpu/cuda/fake_cuda_log.h"
@@ -86,8 +87,14 @@ TEST_F(FakeCuda, AFailureOfTheCallersOwnWorkIsTheDevices) {
   HostArray host(*device, 64);
   const DeviceBuffer buffer(*device, 64, "test");
   host.data()[0] = std::byte{7};
+  int launched = 0;
+  enqueue_kernel(*device, [&] { ++launched; });
+  EXPECT_FALSE(device->has_failed());
   device->fail(Error(ErrorCode::kInternal, "the first"));
   device->fail(Error(ErrorCode::kInternal, "the second"));
+  EXPECT_TRUE(device->has_failed());
+  enqueue_kernel(*device, [&] { ++launched; });
+  EXPECT_EQ(launched, 1) << "a kernel behind the failure";
   device->copy(buffer.data(), host.data(), 64, stream.id());
   try {
     device->synchronize(stream.id());
