@@ -19,6 +19,7 @@ from .errors import ArgumentError
 from .gpu_copies import GpuCopies
 from .gpus import Place, place_of
 from .hooks import Walk
+from .keywords import explains_keywords
 from .optimizer import OffloadOptimizer
 from .processes import World, find_world, processes_of_host, require_member
 from .state import Gatherer, hook_state_dict
@@ -41,6 +42,17 @@ class _Offloaded:
         return self.engine.__reduce__()
 
 
+def _in_config(*keys: str) -> str:
+    return (f"set {' and '.join('optimizer.' + key for key in keys)} in the config, or give optimizer=, a torch optimizer whose "
+            "hyperparameters are taken")
+
+
+_ELSEWHERE = {"betas": _in_config("beta1", "beta2"), "eps": _in_config("epsilon"), "weight_decay": _in_config("weight_decay"),
+              "momentum": _in_config("momentum"), "max_norm": "set optimizer.clip_norm in the config",
+              "params": "offload() trains all parameters of the model that require gradients", "learning_rate": "it is lr"}
+
+
+@explains_keywords(_ELSEWHERE)
 def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             units: "Sequence[type | str] | None" = None, lr: Optional[float] = None,
             values: "Values | None" = None, storage: Optional[str] = None,

@@ -77,3 +77,15 @@ def test_folders_and_files_that_are_not_there(tmp_path):
     with pytest.raises(IsADirectoryError):
         sluice.offload(model, tmp_path)
     assert torch.isfinite(model(*batch(0)))
+
+
+@pytest.mark.parametrize("keyword, words", [
+    ("betas", "offload.. takes no betas: set optimizer.beta1 and optimizer.beta2 in the config, or give optimizer="),
+    ("weight_decay", "set optimizer.weight_decay in the config"),
+    ("unit", "did you mean units?"),
+    ("xyz", "it takes units, lr, values")])
+def test_keywords_that_it_does_not_take(file, keyword, words):
+    model = tiny()
+    with pytest.raises(sluice.ArgumentError, match=words.replace("?", "[?]")):
+        sluice.offload(model, str(file), **{keyword: 1})
+    sluice.offload(model, str(file), units=[Block]).close()
