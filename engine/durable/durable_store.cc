@@ -187,6 +187,7 @@ void DurableStore::open(Placement& placement) {
                       ranks_.rank(), opening->newest()->step, step));
     opening->go_back(step);
     std::ranges::move(opening->mend(), std::back_inserter(notes_));
+    mend_marks();
   });
   offer_ = opening->offer();
   start_.record = *opening->newest();
@@ -304,6 +305,14 @@ void DurableStore::set_marks(StoreStage stage) {
     for (StoreLock& lock : locks_)
       if (lock.is_own()) lock.set_mark({.stage = stage, .id = id_});
   });
+}
+
+// A kill may come between the marks of two paths. Without this, the path that still says "creating"
+// would look abandoned one day, when it is the only one that is given.
+void DurableStore::mend_marks() {
+  for (StoreLock& lock : locks_)
+    if (lock.is_own() && lock.mark().stage != StoreStage::kMade)
+      lock.set_mark({.stage = StoreStage::kMade, .id = id_});
 }
 
 void DurableStore::name_data() {

@@ -74,6 +74,7 @@ class DurableStore {
   void take_planes(const CommitRecord& record, Placement& placement);
   void add_missing_copies(const Placement& placement);
   void set_marks(StoreStage stage);
+  void mend_marks();
   StoreFiles::Options options() const;
   std::uint64_t agree_on_step(const CommitOffer& own);
   void check(const CommitRecord& record, const std::string& file) const;

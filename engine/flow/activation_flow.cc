@@ -27,6 +27,7 @@ void ActivationFlow::begin(const ActivationPlan& plan, std::uint64_t step) {
   plan_ = &plan;
   step_ = step;
   next_access_ = 0;
+  next_end_ = 0;
   is_released_.assign(plan.accesses.size(), false);
   streams_.assign(plan.accesses.size(), {});
   while (asked_events_.size() < plan.accesses.size()) {
@@ -59,9 +60,12 @@ void ActivationFlow::check_next(const ActivationRef& ref, ActivationAction actio
   if (next.ref != ref || next.action != action)
     fail(fmt::format("{} {} is next (engine/plan/activation_plan.h has the sequence)",
                      name_of(next.action), describe(next.ref)));
-  if (held_ == held_max_)
-    fail(fmt::format("{} activations are held already; those of an earlier use have to be released",
-                     held_));
+  if (next_access_ >= held_max_ && !is_released_[next_access_ - held_max_])
+    fail(
+        fmt::format("{} {} is still held, and {} accesses have come since; those of an earlier use "
+                    "have to be released",
+                    name_of(access_at(next_access_ - held_max_).action),
+                    describe(access_at(next_access_ - held_max_).ref), held_max_ - 1));
   if (action == ActivationAction::kLoad && !is_released_[next.source])
     fail("the lease that saves it is still held");
 }
@@ -90,10 +94,13 @@ void ActivationFlow::release(const LeasedActivation& lease) noexcept {
   record_lease_end(device_, transfers_.used_event(lease.access), lease.stream);
   is_released_[lease.access] = true;
   --held_;
-  scheduler_.post([this, access = lease.access] {
-    if (guard_ != nullptr) guard_->end(place_of(access), transfers_.used_event(access));
-    transfers_.release(access);
-  });
+  if (guard_ != nullptr)
+    scheduler_.post([this, access = lease.access] {
+      guard_->end(place_of(access), transfers_.used_event(access));
+    });
+  // Accesses may end in any order. A place is free once all accesses to it have ended.
+  for (; next_end_ < next_access_ && is_released_[next_end_]; ++next_end_)
+    scheduler_.post([this, access = next_end_] { transfers_.release(access); });
 }
 
 LentMemory ActivationFlow::place_of(std::uint32_t access) const {

@@ -79,6 +79,7 @@ class ActivationFlow {
   std::uint64_t step_ = 0;
   std::uint32_t next_access_ = 0;
   std::uint32_t held_ = 0;
+  std::uint32_t next_end_ = 0;     // the transfers hear of the ends of accesses in order
   std::vector<bool> is_released_;  // by access: whether the application has released the access
   std::vector<StreamId> streams_;  // by access
   // There are two events for each access that may need a transfer. The first event is recorded

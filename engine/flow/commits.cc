@@ -126,9 +126,11 @@ void Commits::pump(const Progress& progress) {
   begin_next();
 }
 
-// The engine has failed in the next step; the held commit had everything on storage before.
+// The engine has failed in the next step; the held commit had everything on storage before. If a
+// block could not be read back, the commit might name it, and the commit before does not.
 void Commits::begin_held() {
-  if (!std::exchange(is_held_stored_, false) || store_.is_stuck()) return;
+  if (!std::exchange(is_held_stored_, false) || store_.is_stuck() || store_.has_lost_state())
+    return;
   is_last_ = true;
   begin_next();
 }

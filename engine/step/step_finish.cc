@@ -8,7 +8,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -98,22 +97,6 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   describe(report);
   cursor_.end(/*is_example=*/true);
   return report;
-}
-
-// The window's bytes may be overwritten next, so no computation may use them any more. Work on one
-// stream ends in order, so the last use on each stream tells of those before it.
-void StepLoop::await_computation() noexcept {
-  std::vector<StreamId> ended;
-  for (std::uint32_t use = acquired_; use > 0;) {
-    const UseState& state = uses_[--use];
-    if (std::ranges::count(ended, state.stream) != 0) continue;
-    ended.push_back(state.stream);
-    try {
-      device_.synchronize(state.released());
-    } catch (...) {
-      // The device keeps its failure and reports it at the application's own synchronize().
-    }
-  }
 }
 
 void StepLoop::describe(StepReport& report) {

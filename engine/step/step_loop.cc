@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "base/trace/trace.h"
-#include "engine/flow/lease_end.h"
 #include "engine/plan/commit_turn.h"
 #include "engine/plan/sharding.h"
 #include "engine/run/wait_limit.h"
@@ -154,6 +153,8 @@ void StepLoop::throw_if_active() const {
 // Begins to follow the schedule.
 void StepLoop::begin() {
   leases_held_ = acquired_ = acquired_together_ = votes_ = 0;
+  next_end_ = {};
+  last_released_.clear();
   reductions_.begin();
   uses_.assign(cursor_.schedule().size(), {});
   timeline_.begin(cursor_.schedule(), step_ + 1);
@@ -188,9 +189,7 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
                      name_of(pass), cursor_.is_inference() ? "an inference" : "a training step"));
   if (acquired_ >= model_.concurrent_leases) {
     const UseState& earlier = uses_[acquired_ - model_.concurrent_leases];
-    const bool may_stay =
-        layout_.unit(earlier.scheduled.unit).is_pinned && earlier.scheduled.pass != Pass::kBackward;
-    if (!earlier.is_released && !may_stay)
+    if (!earlier.is_released && !may_stay(earlier))
       fail(
           fmt::format("the lease on unit \"{}\" ({}) is still held; "
                       "ModelSpec::concurrent_leases is {}",
@@ -301,31 +300,6 @@ bool StepLoop::is_over() {
          pass_.is_begun();
 }
 
-void StepLoop::release(const LeasedUse& lease) noexcept {
-  UseState& state = uses_[lease.use];
-  // A unit has one event: after this use, and after those before it, on any stream.
-  const EventId released = state.released();
-  record_lease_end(device_, released, state.stream);
-  state.is_released = true;
-  end_trace_range(state.range);
-  --leases_held_;
-  auto task = [this, use = lease.use] {
-    const UseState& of = uses_[use];
-    if (guard_ != nullptr) guard_->end(of.lent, of.released());
-    home_leases_.released(of.scheduled.unit, of.released(),
-                          drain_.is_closed(of.scheduled.unit) ? LeaseGradient::kNone
-                          : of.has_gradient()                 ? LeaseGradient::kOwn
-                                                              : LeaseGradient::kLater);
-    if (of.has_gradient()) {
-      pass_.touched(of.scheduled.unit);
-      drain_.release(of.scheduled, of.gradient_slot, of.released());
-    }
-    of.fetches->release(of.place);
-  };
-  // Such a queue reads while a request is submitted, so this thread could not compute meanwhile.
-  config_.storage.backend == IoBackend::kSync ? scheduler_.post(task) : scheduler_.post_here(task);
-}
-
 bool StepLoop::is_idle() const {
   return prefetcher_.idle() && (!announced_ || announced_->idle()) && drain_.idle() &&
          residents_.is_idle() && home_leases_.idle() && pass_.idle() && saver_.is_at_rest() &&
@@ -342,13 +316,6 @@ void StepLoop::settle() noexcept {
   });
   queue_.wait_idle();
   scheduler_.await_settled([this] { return is_idle(); });
-}
-
-// The application still holds leases, which from here on refer to nothing.
-void StepLoop::end_leases() noexcept {
-  for (std::uint32_t use = 0; use < acquired_; ++use)
-    if (!uses_[use].is_released) release({.use = use, .unit = uses_[use].scheduled.unit});
-  SLUICE_CHECK(leases_held_ == 0, "every lease is of a use");
 }
 
 void StepLoop::abandon() noexcept {

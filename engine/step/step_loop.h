@@ -9,8 +9,10 @@
 // scheduler's thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -185,6 +187,11 @@ class StepLoop {
   void follow(StepPlan plan);
   void describe(StepReport& report);
   void end_leases() noexcept;
+  void end_use(std::uint32_t ended) noexcept;
+  // Whether the lease on a pinned unit may stay while later uses come.
+  bool may_stay(const UseState& use) const {
+    return layout_.unit(use.scheduled.unit).is_pinned && use.scheduled.pass != Pass::kBackward;
+  }
   void await_computation() noexcept;
   // Returns the norm over all ranks and over the norm group.
   NormAccumulator agree(NormAccumulator norm, const StepOptions& options, NormCall call);
@@ -235,9 +242,13 @@ class StepLoop {
   std::uint32_t acquired_ = 0;           // scheduled uses and announced uses
   std::uint32_t acquired_together_ = 0;  // the same, without uses of this rank alone
   ReductionOrder reductions_;
-  std::vector<UseState> uses_;      // in the order in which they are acquired
-  std::uint32_t votes_ = 0;         // the number of votes about announcements
-  std::vector<Event> vote_events_;  // before and after the votes
+  std::vector<UseState> uses_;  // in the order in which they are acquired
+  // The flows hear of the ends of leases in the order of the uses. The uses of local units have an
+  // order of their own (the second number), because other ranks may wait for shared units.
+  std::array<std::uint32_t, 2> next_end_{};    // the next use whose end the flows have to hear of
+  std::map<StreamId, EventId> last_released_;  // by stream: the end of the last released lease
+  std::uint32_t votes_ = 0;                    // the number of votes about announcements
+  std::vector<Event> vote_events_;             // before and after the votes
   StepTimeline timeline_;
   OverlapPolicy policy_ = OverlapPolicy::kSerial;
 

@@ -1,4 +1,5 @@
 // Steps whose uses are not those that the schedule expects.
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -27,8 +28,10 @@ void StepLoop::require_fixed_schedule() const {
 // plan the same.
 void StepLoop::change_schedule(UnitId unit, Pass pass) {
   require_fixed_schedule();
-  bool is_closed = false;
-  scheduler_.run([&] { is_closed = drain_.is_closed(unit); });
+  const bool is_closed =
+      std::any_of(uses_.begin(), uses_.begin() + acquired_, [&](const UseState& use) {
+        return use.scheduled.unit == unit && use.scheduled.final_gradient;
+      });
   if (policy_ == OverlapPolicy::kEager && is_closed && !cursor_.is_inference())
     throw Error(
         ErrorCode::kInvalidArgument,

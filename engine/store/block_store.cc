@@ -152,6 +152,7 @@ void BlockStore::complete(Transfer& transfer) {
       trace(transfer);
       return submit(transfer);
     }
+    has_lost_state_ = has_lost_state_ || (is_read && is_state(transfer.plane));
     scheduler_.fail(*fault);
   } else if (!is_read) {
     if (transfer.target == StoreTarget::kHome) {

@@ -159,6 +159,8 @@ class BlockStore {
   // scheduler has failed with an error that lists the transfers. A stuck transfer may never end. So
   // callers should avoid waiting for a stuck transfer.
   bool is_stuck() const { return watch_.is_stuck(); }
+  // Whether a block of the state could not be read back. The scheduler has then failed.
+  bool has_lost_state() const { return has_lost_state_; }
   // Returns lines of text for the user. The lines describe slow transfers and repeated reads since
   // the last call. Any thread may call this function.
   std::vector<std::string> take_notes();
@@ -222,6 +224,7 @@ class BlockStore {
   Integrity integrity_;                // by sum_index()
   std::mutex notes_mutex_;
   std::vector<std::string> notes_;
+  bool has_lost_state_ = false;
   TransferWatch watch_;  // last: its thread describes transfers
 };
 

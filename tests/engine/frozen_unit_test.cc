@@ -135,6 +135,30 @@ TEST(FrozenUnits, AStepEndsBehindTheWorkOnTheirParametersOnAnyStream) {
   EXPECT_EQ(ended, 4u);
 }
 
+// Leases may end in any order: the lease that is acquired last is not the one that ends last.
+TEST(FrozenUnits, AStepEndsBehindTheLeaseThatIsReleasedLast) {
+  const TempDirectory directory;
+  const Config config = toy_config(directory.path());
+  const ModelSpec model = toy_model({1, 3}, /*leases=*/2);
+  const auto device = make_host_device({.memory_bytes = 8_MiB});
+  Engine engine(config, model, *device);
+  engine.initialize(toy_values());
+  bool has_ended = false;  // of a work under the lease on unit 0
+  const Stream stream(*device, "compute");
+  {
+    Inference inference = engine.begin_inference();
+    Lease first = inference.acquire(UnitId{0}, stream);
+    Lease second = inference.acquire(UnitId{1}, stream);
+    second.release();
+    device->launch(stream.id(), [&has_ended] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      has_ended = true;
+    });
+    first.release();
+  }
+  EXPECT_TRUE(has_ended);
+}
+
 TEST(FrozenUnits, AModelOfNothingElseIsRefused) {
   try {
     (void)validated(toy_model({0, 1, 2, 3, 4, 5}));

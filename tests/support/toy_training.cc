@@ -144,9 +144,10 @@ class Walker {
                             options.computes(options.rank, use);
       if (use.pass == Pass::kBackward && !layout_.unit(use.unit).is_frozen && computes)
         compute(step.number(), use.number);
+      if (!computes) let_go_of(held_.size() - 1);  // it has nothing to do with the unit
       let_go();
     }
-    while (!held_.empty()) let_go_of_first();
+    while (!held_.empty()) let_go_of(held_.size() - 1);
   }
 
   void evaluate(Inference& inference, const ModelSpec& model, std::uint64_t version) {
@@ -157,11 +158,12 @@ class Walker {
       pass_on(inference, {.position = position, .pass = Pass::kInference});
       let_go();
     }
-    while (!held_.empty()) let_go_of_first();
+    while (!held_.empty()) let_go_of(held_.size() - 1);
   }
 
  private:
   struct Held {
+    std::uint64_t number = 0;
     Lease lease;
     StreamId stream{};
     ToySight* sight = nullptr;
@@ -194,7 +196,7 @@ class Walker {
   template <class Acquire>
   void add(UnitId unit, Pass pass, std::uint64_t version, const Acquire& acquire) {
     const Stream& stream = streams_[turn_++ % streams_.size()];
-    held_.push_back({.lease = acquire(stream), .stream = stream.id()});
+    held_.push_back({.number = turn_, .lease = acquire(stream), .stream = stream.id()});
     if (sights_ == nullptr) return;
     held_.back().sight = &sights_->emplace_back(ToySight{version, unit, pass});
     look(held_.back(), &ToySight::digest);
@@ -206,15 +208,17 @@ class Walker {
       activations_->run_use(walk, use, streams_[turn_ % streams_.size()]);
   }
 
-  // Mostly as many stay as may, now and then none.
+  // Mostly as many stay as may, and now and then none. Of those that may stay, any goes first.
   void let_go() {
     const std::size_t kept = turn_ % 5 == 4 ? 0 : leases_ - 1;
-    while (held_.size() > kept) let_go_of_first();
+    while (!held_.empty() && held_.front().number + leases_ <= turn_ + 1) let_go_of(0);
+    while (held_.size() > kept) let_go_of(mix(turn_ + held_.size()) % held_.size());
   }
 
-  void let_go_of_first() {
-    if (sights_ != nullptr) look(held_.front(), &ToySight::digest_at_end);
-    held_.pop_front();
+  void let_go_of(std::size_t index) {
+    const auto gone = held_.begin() + static_cast<std::ptrdiff_t>(index);
+    if (sights_ != nullptr) look(*gone, &ToySight::digest_at_end);
+    held_.erase(gone);
   }
 
   void look(const Held& held, std::uint64_t ToySight::*digest) {

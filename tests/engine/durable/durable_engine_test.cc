@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/store/store_lock.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/memory_source.h"
 
@@ -106,6 +107,19 @@ TEST_F(DurableEngine, ASecondEngineIsRefused) {
   const std::string words = expect_error(ErrorCode::kInput, [&] { const Run second(with); });
   EXPECT_NE(words.find("is in use by process " + std::to_string(::getpid())), std::string::npos)
       << words;
+}
+
+// As a kill between the marks of two paths leaves it. A path whose mark says "creating" would be
+// taken for abandoned, and its files removed, if it were once the only one that is given.
+TEST_F(DurableEngine, OpeningCompletesTheMarksOfItsPaths) {
+  const Config job = config();
+  (void)run(job, {.steps = 2});
+  StoreMark mark = read_store_mark(paths_[1], "run-7").value();
+  ASSERT_EQ(mark.stage, StoreStage::kMade);
+  mark.stage = StoreStage::kCreating;
+  StoreLock(paths_[1], "run-7", "").set_mark(mark);
+  (void)run(job, {.steps = 1});
+  EXPECT_EQ(read_store_mark(paths_[1], "run-7").value().stage, StoreStage::kMade);
 }
 
 TEST_F(DurableEngine, InitializeDoesNotReplaceWhatThereIs) {
