@@ -58,7 +58,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   if (!cursor_.is_over()) end_schedule();
   timeline_.ends(uses_[acquired_ - 1].released());
   failure_.await([this] { return is_over(); });
-  await_computation();
+  lease_ends_.await(device_);  // the window's bytes may be overwritten next
   failure_.throw_if_device_failed();
   if (ranks_.are_several() || norm_group_.add)
     scheduler_.run(

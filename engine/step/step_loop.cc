@@ -154,7 +154,7 @@ void StepLoop::throw_if_active() const {
 void StepLoop::begin() {
   leases_held_ = acquired_ = acquired_together_ = votes_ = 0;
   next_end_ = {};
-  last_released_.clear();
+  lease_ends_.begin();
   reductions_.begin();
   uses_.assign(cursor_.schedule().size(), {});
   timeline_.begin(cursor_.schedule(), step_ + 1);
@@ -189,7 +189,7 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
                      name_of(pass), cursor_.is_inference() ? "an inference" : "a training step"));
   if (acquired_ >= model_.concurrent_leases) {
     const UseState& earlier = uses_[acquired_ - model_.concurrent_leases];
-    if (!earlier.is_released && !may_stay(earlier))
+    if (!earlier.is_released && !earlier.may_stay)
       fail(
           fmt::format("the lease on unit \"{}\" ({}) is still held; "
                       "ModelSpec::concurrent_leases is {}",
@@ -236,6 +236,8 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
     lease.gradients = tiers_.gradient_set(unit);
     device_.wait(stream, drain_.set_zeroed_event());
   }
+  state.is_local = layout_.unit(unit).is_local;
+  state.may_stay = layout_.unit(unit).is_pinned && pass != Pass::kBackward;
   state.stream = stream;
   state.range = begin_trace_range(
       {.unit = record.unit, .kind = TraceKind::kCompute, .detail = record.detail});
@@ -346,7 +348,7 @@ void StepLoop::abandon() noexcept {
   });
   if (ranks_.are_several() && !cursor_.is_inference())
     failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());
-  await_computation();
+  lease_ends_.await(device_);  // the window's bytes may be overwritten next
   if (cursor_.is_inference()) traffic_.resume();
   cursor_.end(/*is_example=*/cursor_.is_inference());
 }

@@ -12,7 +12,6 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +32,7 @@
 #include "engine/plan/update_policy.h"
 #include "engine/run/step_timeline.h"
 #include "engine/step/announced_units.h"
+#include "engine/step/lease_ends.h"
 #include "engine/step/loss_scaler.h"
 #include "engine/step/reduction_order.h"
 #include "engine/step/schedule_cursor.h"
@@ -161,8 +161,10 @@ class StepLoop {
     std::optional<std::uint32_t> gradient_slot;
     bool has_gradient_set = false;  // the gradient is computed in the gradient set
     const BeginTime* gather_begun_ns = nullptr;
-    TraceRangeId range{};  // of computation under the lease
-    LentUse lent = {};     // only with a guard
+    TraceRangeId range{};   // of computation under the lease
+    LentUse lent = {};      // only with a guard
+    bool is_local = false;  // the unit is
+    bool may_stay = false;  // the lease on a pinned unit may stay while later uses come
     bool is_released = false;
 
     EventId released() const { return fetches->release_event(scheduled.unit); }
@@ -188,11 +190,6 @@ class StepLoop {
   void describe(StepReport& report);
   void end_leases() noexcept;
   void end_use(std::uint32_t ended) noexcept;
-  // Whether the lease on a pinned unit may stay while later uses come.
-  bool may_stay(const UseState& use) const {
-    return layout_.unit(use.scheduled.unit).is_pinned && use.scheduled.pass != Pass::kBackward;
-  }
-  void await_computation() noexcept;
   // Returns the norm over all ranks and over the norm group.
   NormAccumulator agree(NormAccumulator norm, const StepOptions& options, NormCall call);
   void end_for_commit(const FinishOptions& finish);
@@ -245,10 +242,10 @@ class StepLoop {
   std::vector<UseState> uses_;  // in the order in which they are acquired
   // The flows hear of the ends of leases in the order of the uses. The uses of local units have an
   // order of their own (the second number), because other ranks may wait for shared units.
-  std::array<std::uint32_t, 2> next_end_{};    // the next use whose end the flows have to hear of
-  std::map<StreamId, EventId> last_released_;  // by stream: the end of the last released lease
-  std::uint32_t votes_ = 0;                    // the number of votes about announcements
-  std::vector<Event> vote_events_;             // before and after the votes
+  std::array<std::uint32_t, 2> next_end_{};  // the next use whose end the flows have to hear of
+  LeaseEnds lease_ends_;
+  std::uint32_t votes_ = 0;         // the number of votes about announcements
+  std::vector<Event> vote_events_;  // before and after the votes
   StepTimeline timeline_;
   OverlapPolicy policy_ = OverlapPolicy::kSerial;
 

@@ -12,19 +12,18 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   const EventId released = state.released();
   record_lease_end(device_, released, state.stream);
   state.is_released = true;
-  last_released_.insert_or_assign(state.stream, released);
+  lease_ends_.note(state.stream, released);
   end_trace_range(state.range);
   --leases_held_;
   if (guard_ != nullptr)
     scheduler_.post(
         [this, use = lease.use] { guard_->end(uses_[use].lent, uses_[use].released()); });
-  if (may_stay(state)) return end_use(lease.use);
+  if (state.may_stay) return end_use(lease.use);
   // Leases may end in any order. Ranks reduce gradients in the order of the uses all the same, and
   // a unit's place is free once all leases on it have ended.
-  const bool is_local = layout_.unit(state.scheduled.unit).is_local;
-  for (std::uint32_t& next = next_end_[is_local ? 1 : 0]; next < acquired_; ++next) {
+  for (std::uint32_t& next = next_end_[state.is_local ? 1 : 0]; next < acquired_; ++next) {
     const UseState& of = uses_[next];
-    if (layout_.unit(of.scheduled.unit).is_local != is_local || may_stay(of)) continue;
+    if (of.is_local != state.is_local || of.may_stay) continue;
     if (!of.is_released) return;
     end_use(next);
   }
@@ -53,18 +52,6 @@ void StepLoop::end_leases() noexcept {
   for (std::uint32_t use = 0; use < acquired_; ++use)
     if (!uses_[use].is_released) release({.use = use, .unit = uses_[use].scheduled.unit});
   SLUICE_CHECK(leases_held_ == 0, "every lease is of a use");
-}
-
-// The window's bytes may be overwritten next, so no computation may use them any more. Work on one
-// stream ends in order, so the lease that was released last on each tells of all.
-void StepLoop::await_computation() noexcept {
-  for (const auto& [stream, released] : last_released_) {
-    try {
-      device_.synchronize(released);
-    } catch (...) {
-      // The device keeps its failure and reports it at the application's own synchronize().
-    }
-  }
 }
 
 }  // namespace sluice

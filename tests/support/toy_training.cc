@@ -208,7 +208,7 @@ class Walker {
       activations_->run_use(walk, use, streams_[turn_ % streams_.size()]);
   }
 
-  // Mostly as many stay as may, and now and then none. Of those that may stay, any goes first.
+  // Mostly as many stay as may, and now and then none. They go in any order.
   void let_go() {
     const std::size_t kept = turn_ % 5 == 4 ? 0 : leases_ - 1;
     while (!held_.empty() && held_.front().number + leases_ <= turn_ + 1) let_go_of(0);

@@ -257,6 +257,20 @@ TEST_F(ActivationCalls, ComeInSequence) {
   (void)step.load({.boundary = 0}, stream_);
 }
 
+// The plan counts on the end of an access before the third one after it, which would otherwise wait
+// for a place that never becomes free.
+TEST_F(ActivationCalls, OneThatIsHeldTooLongIsNamed) {
+  Step step = relay_.engine().begin_step({.learning_rate = 1e-3});
+  (void)step.save({.boundary = 0}, stream_);
+  const ActivationLease kept = step.load({.boundary = 0}, stream_);
+  (void)step.save({.boundary = 1}, stream_);
+  (void)step.load({.boundary = 1}, stream_);
+  EXPECT_NE(
+      expect_error(ErrorCode::kInvalidArgument, [&] { (void)step.load({.boundary = 1}, stream_); })
+          .find("load activation 0 of micro-batch 0 is still held"),
+      std::string::npos);
+}
+
 // Computation on a stream that no unit's gradient waits for may go on when the step is over.
 TEST(ActivationFlow, AStreamMayBeLate) {
   const TempDirectory directory;

@@ -327,5 +327,27 @@ TEST(UpdatePolicy, EagerAndClippingAreRefusedTogether) {
   EXPECT_THROW(validate(config), Error);
 }
 
+// The lease on the last backward use may still be held: its unit is closed all the same.
+TEST(EagerUpdates, AllowNoUseBehindTheLastThatIsStillHeld) {
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.optimizer.overlap = OverlapPolicy::kEager;
+  config.optimizer.clip_norm = 0;
+  const auto device = make_host_device({.memory_bytes = 8_MiB});
+  const ModelSpec model = toy_model({}, /*leases=*/2);
+  Engine engine(config, model, *device);
+  engine.initialize(toy_values());
+  const Stream stream(*device, "compute");
+  Step step = engine.begin_step({.learning_rate = 1});
+  for (const UnitId unit : validated(model).forward_order)
+    (void)step.acquire(unit, Pass::kForward, stream);
+  (void)step.acquire(UnitId{0}, Pass::kBackward, stream);
+  const Lease last = step.acquire(UnitId{5}, Pass::kBackward, stream);
+  EXPECT_NE(expect_error(ErrorCode::kInvalidArgument,
+                         [&] { (void)step.acquire(UnitId{5}, Pass::kBackward, stream); })
+                .find("after what the schedule calls its last backward use"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace sluice::test
