@@ -153,7 +153,7 @@ void StepLoop::throw_if_active() const {
 // Begins to follow the schedule.
 void StepLoop::begin() {
   leases_held_ = acquired_ = acquired_together_ = votes_ = 0;
-  next_end_ = {};
+  open_uses_.clear();
   lease_ends_.begin();
   reductions_.begin();
   uses_.assign(cursor_.schedule().size(), {});
@@ -236,7 +236,6 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
     lease.gradients = tiers_.gradient_set(unit);
     device_.wait(stream, drain_.set_zeroed_event());
   }
-  state.is_local = layout_.unit(unit).is_local;
   state.may_stay = layout_.unit(unit).is_pinned && pass != Pass::kBackward;
   state.stream = stream;
   state.range = begin_trace_range(
@@ -247,7 +246,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
     cursor_.advance();
   }
   if (state.has_gradient() && !is_own) reductions_.note(unit);
-  ++acquired_;
+  open_uses_.push_back(acquired_++);
   acquired_together_ += is_own ? 0 : 1;
   ++leases_held_;
   if (guard_ != nullptr) state.lent = guard_->lend(lease);
@@ -322,7 +321,10 @@ void StepLoop::settle() noexcept {
 
 void StepLoop::abandon() noexcept {
   if (!is_active()) return;
-  end_leases();
+  // The application still holds leases, which from here on refer to nothing.
+  for (std::uint32_t use = 0; use < acquired_; ++use)
+    if (!uses_[use].is_released) release({.use = use, .unit = uses_[use].scheduled.unit});
+  SLUICE_CHECK(leases_held_ == 0, "every lease is of a use");
   timeline_.abandon();
   end_inference_together();
   bool is_partial = false;

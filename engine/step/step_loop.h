@@ -9,7 +9,6 @@
 // scheduler's thread.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -163,9 +162,9 @@ class StepLoop {
     const BeginTime* gather_begun_ns = nullptr;
     TraceRangeId range{};   // of computation under the lease
     LentUse lent = {};      // only with a guard
-    bool is_local = false;  // the unit is
     bool may_stay = false;  // the lease on a pinned unit may stay while later uses come
     bool is_released = false;
+    bool is_over = false;  // the flows have heard that it is released
 
     EventId released() const { return fetches->release_event(scheduled.unit); }
     bool has_gradient() const { return gradient_slot || has_gradient_set; }
@@ -188,8 +187,8 @@ class StepLoop {
   void end_inference_together() noexcept;
   void follow(StepPlan plan);
   void describe(StepReport& report);
-  void end_leases() noexcept;
-  void end_use(std::uint32_t ended) noexcept;
+  void end_uses() noexcept;
+  void computed(std::uint32_t use);
   // Returns the norm over all ranks and over the norm group.
   NormAccumulator agree(NormAccumulator norm, const StepOptions& options, NormCall call);
   void end_for_commit(const FinishOptions& finish);
@@ -240,9 +239,8 @@ class StepLoop {
   std::uint32_t acquired_together_ = 0;  // the same, without uses of this rank alone
   ReductionOrder reductions_;
   std::vector<UseState> uses_;  // in the order in which they are acquired
-  // The flows hear of the ends of leases in the order of the uses. The uses of local units have an
-  // order of their own (the second number), because other ranks may wait for shared units.
-  std::array<std::uint32_t, 2> next_end_{};  // the next use whose end the flows have to hear of
+  // The acquired uses of whose ends the flows have not heard yet, in the order of the uses.
+  std::vector<std::uint32_t> open_uses_;
   LeaseEnds lease_ends_;
   std::uint32_t votes_ = 0;         // the number of votes about announcements
   std::vector<Event> vote_events_;  // before and after the votes

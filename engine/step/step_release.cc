@@ -1,5 +1,9 @@
-// The ends of leases: of each one, and of all at the end of a step or an inference.
-#include <sluice/error.h>
+// The ends of leases.
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
 #include "base/trace/trace.h"
 #include "engine/flow/lease_end.h"
 #include "engine/step/step_loop.h"
@@ -18,40 +22,49 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   if (guard_ != nullptr)
     scheduler_.post(
         [this, use = lease.use] { guard_->end(uses_[use].lent, uses_[use].released()); });
-  if (state.may_stay) return end_use(lease.use);
-  // Leases may end in any order. Ranks reduce gradients in the order of the uses all the same, and
-  // a unit's place is free once all leases on it have ended.
-  for (std::uint32_t& next = next_end_[state.is_local ? 1 : 0]; next < acquired_; ++next) {
-    const UseState& of = uses_[next];
-    if (of.is_local != state.is_local || of.may_stay) continue;
-    if (!of.is_released) return;
-    end_use(next);
-  }
+  end_uses();
 }
 
-// Tells the flows that the lease on the use has ended.
-void StepLoop::end_use(std::uint32_t ended) noexcept {
-  auto task = [this, use = ended] {
-    const UseState& of = uses_[use];
-    home_leases_.released(of.scheduled.unit, of.released(),
-                          drain_.is_closed(of.scheduled.unit) ? LeaseGradient::kNone
-                          : of.has_gradient()                 ? LeaseGradient::kOwn
-                                                              : LeaseGradient::kLater);
-    if (of.has_gradient()) {
-      pass_.touched(of.scheduled.unit);
-      drain_.release(of.scheduled, of.gradient_slot, of.released());
-    }
-    of.fetches->release(of.place);
+// Leases may end in any order. The flows hear of gradients in the order of the uses, in which all
+// ranks reduce them. A unit's place is free once all earlier leases on the unit have ended, too.
+void StepLoop::end_uses() noexcept {
+  const auto post = [this](auto task) {
+    // Such a queue reads while a request is submitted, so this thread could not compute meanwhile.
+    config_.storage.backend == IoBackend::kSync ? scheduler_.post(task)
+                                                : scheduler_.post_here(task);
   };
-  // Such a queue reads while a request is submitted, so this thread could not compute meanwhile.
-  config_.storage.backend == IoBackend::kSync ? scheduler_.post(task) : scheduler_.post_here(task);
+  std::vector<UnitId> held;              // units with an earlier lease that is not over
+  std::array<bool, 2> holds_gradient{};  // the same, of gradients of shared units and of local ones
+  std::vector<std::uint32_t> left;
+  for (const std::uint32_t use : open_uses_) {
+    UseState& of = uses_[use];
+    const UnitId unit = of.scheduled.unit;
+    bool& holds = holds_gradient[layout_.unit(unit).is_local ? 1 : 0];
+    if (of.is_released && !of.is_over && !(of.has_gradient() && holds)) {
+      of.is_over = true;
+      post([this, use] { computed(use); });
+    }
+    if (of.is_over && std::ranges::count(held, unit) == 0) {
+      post([this, use] { uses_[use].fetches->release(uses_[use].place); });
+      continue;
+    }
+    left.push_back(use);
+    if (!of.may_stay) held.push_back(unit);
+    holds = holds || (of.has_gradient() && !of.is_over);
+  }
+  open_uses_ = std::move(left);
 }
 
-// The application still holds leases, which from here on refer to nothing.
-void StepLoop::end_leases() noexcept {
-  for (std::uint32_t use = 0; use < acquired_; ++use)
-    if (!uses_[use].is_released) release({.use = use, .unit = uses_[use].scheduled.unit});
-  SLUICE_CHECK(leases_held_ == 0, "every lease is of a use");
+// On the scheduler's thread: the lease on the use has ended.
+void StepLoop::computed(std::uint32_t use) {
+  const UseState& of = uses_[use];
+  home_leases_.released(of.scheduled.unit, of.released(),
+                        drain_.is_closed(of.scheduled.unit) ? LeaseGradient::kNone
+                        : of.has_gradient()                 ? LeaseGradient::kOwn
+                                                            : LeaseGradient::kLater);
+  if (!of.has_gradient()) return;
+  pass_.touched(of.scheduled.unit);
+  drain_.release(of.scheduled, of.gradient_slot, of.released());
 }
 
 }  // namespace sluice

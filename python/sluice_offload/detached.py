@@ -71,7 +71,7 @@ class Detached:
         self._lib.optimizer_wait_all(self._handle)
 
     def read(self, tensor: int, kind: int, count: int) -> torch.Tensor:
-        values = torch.empty(count, dtype=torch.float32)
+        values = torch.empty(count, dtype=torch.float32, device="cpu")
         self._lib.optimizer_read(self._handle, tensor, kind, 0, count, values.data_ptr())
         return values
 

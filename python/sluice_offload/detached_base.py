@@ -317,7 +317,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         guards.own((p for group in self.param_groups for p in group["params"]), self)
 
     def _step_after_backward(self) -> None:
-        if getattr(self, "grad_scale", None) is not None:
+        scaler = [self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__]
+        if scaler:  # behind unscale_(), grad_scale is None
             raise ArgumentError("a GradScaler has scaled gradients that gradients=\"backward\" has used already; use "
                                 "gradients=\"step\" with it, or bf16 without it")
         self.synchronize()

@@ -62,6 +62,7 @@ def _install() -> None:
         owner = owner_of(listed)
         if owner is None:
             return original(listed, max_norm, *args, **kwargs)
+        _require_whole(owner, listed)
         return owner.answer_clipping(float(max_norm), *_norm_options(*args, **kwargs))
 
     original_value = module.clip_grad_value_
@@ -73,6 +74,16 @@ def _install() -> None:
                                 "clip by the norm instead, as optimizer.clip_norm of the config does")
         return original_value(listed, *args, **kwargs)
 
+    original_given = getattr(torch.nn.utils, "clip_grads_with_norm_", None)  # since torch 2.6
+
+    def clip_grads_with_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if owner_of(listed) is not None:
+            raise ArgumentError("clip_grads_with_norm_: the gradients of these parameters are not in p.grad, and would not be "
+                                "clipped; clip_grad_norm_() returns their norm, and step() clips to optimizer.clip_norm of the config")
+        assert original_given is not None
+        return original_given(listed, *args, **kwargs)
+
     original_zero = nn.Module.zero_grad
 
     def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
@@ -83,6 +94,9 @@ def _install() -> None:
     zero_grad.__doc__ = original_zero.__doc__
     nn.Module.zero_grad = zero_grad  # type: ignore[method-assign]
     clip_grad_value_.__doc__ = original_value.__doc__
+    if original_given is not None:
+        clip_grads_with_norm_.__doc__ = original_given.__doc__
+        torch.nn.utils.clip_grads_with_norm_ = clip_grads_with_norm_
     module.clip_grad_value_ = clip_grad_value_
     torch.nn.utils.clip_grad_value_ = clip_grad_value_
     # A __new__ that returns something else than a wrapper keeps Python from calling the wrapper's __init__.
@@ -90,6 +104,20 @@ def _install() -> None:
     clip_grad_norm_.__doc__ = original.__doc__
     module.clip_grad_norm_ = clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+
+
+def _require_whole(owner: Any, listed: "list[torch.Tensor]") -> None:
+    """The engine clips all gradients of an optimizer by their norm, and no others."""
+    given = {id(parameter) for parameter in listed}
+    missing = sum(parameter.requires_grad and id(parameter) not in given
+                  for group in owner.param_groups for parameter in group["params"])
+    if missing:
+        raise ArgumentError(f"clip_grad_norm_: {missing} trained parameters of the model are not in the list, but its gradients are "
+                            "clipped by the norm of all of them; give all of model.parameters()")
+    foreign = sum(parameter.grad is not None and owner_of([parameter]) is None for parameter in listed)
+    if foreign or len({id(other) for other in owners_of(listed)}) > 1:
+        raise ArgumentError("clip_grad_norm_: the list has parameters of several optimizers, and the gradients of one of them are not in "
+                            "p.grad, so there is no norm of all; call it once for each optimizer")
 
 
 def _norm_options(norm_type: Any = 2.0, error_if_nonfinite: bool = False, foreach: Any = None) -> "tuple[float, bool]":

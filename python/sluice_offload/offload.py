@@ -240,7 +240,7 @@ def _activation_store(settings: "dict[str, Any]", is_alone: bool, place: Place) 
     folders = take_home(settings, not place.is_cpu_memory)
     if folders is None:
         return lambda storages: None
-    section = settings["storage"]
+    section = settings.get("storage", {})
 
     def make(storages: "list[UnitStorage]") -> ActivationStore:
         known = {place._cdata for storage in storages for place in storage.places()}

@@ -31,7 +31,7 @@ class Entry(MutableMapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key == "step" and self._has_step:
-            return torch.tensor(float(self.steps))
+            return torch.tensor(float(self.steps), dtype=torch.float32)
         if key == "master" and "master" in self._kinds:
             return self._share.whole(self._master())
         return self._share.whole(self._engine.read(self._share.index, self._kinds[key], self._share.count))

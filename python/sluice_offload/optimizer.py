@@ -178,7 +178,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: "Optional[Callable[[], Any]]" = None) -> Any:
         """The update, if there are gradients. The parameters that it makes are those of the next forward."""
-        if self.__dict__.pop("grad_scale", None) is not None:
+        scaler = [self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__]
+        if scaler:  # behind unscale_(), grad_scale is None
             raise ArgumentError("a GradScaler cannot see the gradients of an offloaded model, which the engine has; leave it out. bf16 "
                                 "needs none, and for fp16 the engine scales: precision.loss_scale in the config, and "
                                 "optimizer.loss_scale as the factor of the loss")

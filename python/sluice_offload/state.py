@@ -130,7 +130,7 @@ class Gatherer:
 
     def _copy(self, unit: Unit) -> torch.Tensor:
         size = self._engine.dtype.itemsize
-        copied = torch.zeros(self._engine.parameter_bytes(unit), dtype=torch.uint8)
+        copied = torch.zeros(self._engine.parameter_bytes(unit), dtype=torch.uint8, device="cpu")
         for member in unit.members:
             values = self._engine.read(member)
             if member.rounded is not None:  # the storage rounds again, and changes nothing

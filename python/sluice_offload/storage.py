@@ -264,7 +264,7 @@ def _can_swap() -> bool:
         return False
     buffers = [C.create_string_buffer(64), C.create_string_buffer(64)]
     storage = storage_at(C.addressof(buffers[0]), 64, CPU.device)
-    view = torch.empty(0, dtype=torch.uint8).set_(storage)
+    view = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
     storage._swap_data_ptr_(storage_at(C.addressof(buffers[1]), 64, CPU.device))
     return bool(view.data_ptr() == C.addressof(buffers[1]))
 

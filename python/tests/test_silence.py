@@ -146,3 +146,49 @@ def test_parameters_over_the_same_memory(config):
     model.head.requires_grad_(False)
     model.embedding.requires_grad_(False)
     sluice.offload(model, config, units=[Block]).close()
+
+
+def test_clipping_of_parts_and_of_strangers_is_refused(pair):  # noqa: F811
+    """The engine knows one norm, that of all gradients of the model."""
+    _, model, _, ours = pair
+    head = nn.Linear(2, 2)
+    head(torch.ones(1, 2)).sum().backward()
+    model(*batch(3)).backward()
+    clip = torch.nn.utils.clip_grad_norm_
+    with pytest.raises(sluice.ArgumentError, match="trained parameters of the model are not in the list"):
+        clip(model.blocks.parameters(), ours.clip_norm)
+    with pytest.raises(sluice.ArgumentError, match="parameters of several optimizers"):
+        clip([*model.parameters(), *head.parameters()], ours.clip_norm)
+    if hasattr(torch.nn.utils, "clip_grads_with_norm_"):
+        with pytest.raises(sluice.ArgumentError, match="would not be clipped"):
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, torch.tensor(1.0))
+        torch.nn.utils.clip_grads_with_norm_(head.parameters(), 1.0, torch.tensor(8.0))
+        assert head.weight.grad.max() < 0.2
+    ours.zero_grad()
+    assert_still_right(pair)
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_scalers_cannot_see_the_gradients(pair, unscales):  # noqa: F811
+    _, model, _, ours = pair
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model(*batch(3))).backward()
+    if unscales:
+        scaler.unscale_(ours)
+    with pytest.raises(sluice.ArgumentError, match="a GradScaler cannot see the gradients"):
+        scaler.step(ours)
+    ours.zero_grad()
+    assert_still_right(pair)
+
+
+def test_the_count_of_steps_keeps_its_bits():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        parameter = nn.Parameter(torch.ones(4, dtype=torch.float32))
+        optimizer = sluice.optim.AdamW([parameter])
+        parameter.grad = torch.ones(4, dtype=torch.float32)
+        optimizer.step()
+        assert optimizer.state[parameter]["step"].dtype == torch.float32
+        optimizer.close()
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -31,7 +31,8 @@ struct EngineLink;
 // Keeps one unit on the device until the lease ends. When the lease ends, an event is recorded on
 // the lease's stream, after all work that is enqueued on this stream. Work that is enqueued after
 // the end of the lease must not touch the unit. When a lease ends, its stream also waits for the
-// work of the unit's previous lease, if this work was on another stream.
+// work of the unit's previous lease, if this work was on another stream. Leases that are held
+// together may end in any order.
 class SLUICE_EXPORT Lease {
  public:
   Lease(Lease&& other) noexcept;
