@@ -158,9 +158,10 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self.state = states
 
     def add_param_group(self, param_group: "dict[str, Any]") -> None:
-        if getattr(self, "_has_stepped", False):
-            raise ArgumentError("parameters cannot be added after the first step(): their place would have to be planned "
-                                "beforehand. Give frozen ones to the constructor; without a gradient they are not touched")
+        if getattr(self, "_has_stepped", False) or getattr(self, "_has_loaded", False):
+            raise ArgumentError("parameters cannot be added after the first step() or load_state_dict(): their place would have "
+                                "to be planned beforehand. Give frozen ones to the constructor; without a gradient they are "
+                                "not touched")
         super().add_param_group(param_group)
         self._check_group(self.param_groups[-1])
         if getattr(self, "_engine", None) is not None:
@@ -235,7 +236,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
         assert self._engine is not None
         if self._gradients == "backward":
             self._step_after_backward()
-            if self.clip_norm is None:
+            # Of a parameter that was frozen when the hooks were made, the gradient is still there.
+            is_all_taken = all(p.grad is None for group in self.param_groups for p in group["params"])
+            if self.clip_norm is None and is_all_taken:
                 return loss
         self.synchronize()
         shares = [(self._shares[id(p)], group) for group in self.param_groups for p in group["params"]]
@@ -405,6 +408,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
         for key, p in zip(keys, parameters):
             self.state[p].load(state_dict["state"].get(key, {}))
+        self._has_loaded = True
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 

@@ -118,6 +118,37 @@ def test_what_backward_forbids(place):  # noqa: F811
     ours.close()
 
 
+def test_backward_trains_what_is_unfrozen_later(place):  # noqa: F811
+    model = tiny(width=64)
+    model.blocks.requires_grad_(False)
+    theirs, start = copy.deepcopy(model), copy.deepcopy(model)
+    ours = optim.AdamW(model.parameters(), lr=1e-2, gradients="backward", config=place())
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    for step in range(4):
+        for trained, optimizer in ((model, ours), (theirs, reference)):
+            trained.blocks.requires_grad_(step >= 2)
+            trained(*batch(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_way(model, theirs, start)
+    ours.close()
+
+
+def test_loaded_moments_are_not_lost_to_parameters_that_are_added(place):  # noqa: F811
+    parameters = [nn.Parameter(torch.ones(300)), nn.Parameter(torch.ones(300))]
+    ours = optim.AdamW(parameters[:1], config=place())
+    parameters[0].grad = torch.ones(300)
+    ours.step()
+    state = ours.state_dict()
+    ours.close()
+    ours = optim.AdamW(parameters[:1], config=place())
+    ours.load_state_dict(state)
+    with pytest.raises(sluice.ArgumentError, match="after the first step.. or load_state_dict"):
+        ours.add_param_group({"params": parameters[1:]})
+    assert ours.state[parameters[0]]["exp_avg"].abs().min() > 0
+    ours.close()
+
+
 def test_forward_is_as_torch(place):  # noqa: F811
     model, ours = compare(lambda m, c: optim.AdamW(m.parameters(), lr=1e-3, overlap="forward", modules=m, config=c), place)
     ours.close()
