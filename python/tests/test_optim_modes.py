@@ -122,15 +122,15 @@ def test_backward_trains_what_is_unfrozen_later(place):  # noqa: F811
     model = tiny(width=64)
     model.blocks.requires_grad_(False)
     theirs, start = copy.deepcopy(model), copy.deepcopy(model)
-    ours = optim.AdamW(model.parameters(), lr=1e-2, gradients="backward", config=place())
-    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    ours = optim.AdamW(model.parameters(), lr=1e-3, gradients="backward", config=place())
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
     for step in range(4):
         for trained, optimizer in ((model, ours), (theirs, reference)):
             trained.blocks.requires_grad_(step >= 2)
             trained(*batch(step)).backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert_same_way(model, theirs, start)
+    assert_same_way(model, theirs, start, bound=1e-3)  # rounding moves elements whose gradient is almost 0
     ours.close()
 
 
