@@ -236,7 +236,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         assert self._engine is not None
         if self._gradients == "backward":
             self._step_after_backward()
-            # Of a parameter that was frozen when the hooks were made, the gradient is still there.
+            # A parameter that was frozen when the hooks were made still has its gradient.
             is_all_taken = all(p.grad is None for group in self.param_groups for p in group["params"])
             if self.clip_norm is None and is_all_taken:
                 return loss
