@@ -64,6 +64,11 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._gradients, self._overlap = gradients, overlap
         self._keep: "dict[int, list[Any]]" = {}      # tensors of updates under way, by index
         self._copies: "dict[int, tuple[torch.Tensor, torch.Tensor]]" = {}  # parameters that are not contiguous
+        self._hooks: "list[Any]" = []                # handles of those on parameters
+        self._of_module: "dict[nn.Module, list[int]]" = {}  # whose forward waits for these
+        self._called: "set[int]" = set()             # since the last step(), their modules' forward has run
+        self._called_before: "set[int]" = set()      # in the step before it
+        self._has_others = False                     # they may have to be waited for
         super().__init__(params, defaults)
         self._group = self._find_group(shard, process_group)
         if overlap and any(is_distributed_tensor(p) for group in self.param_groups for p in group["params"]):
@@ -146,6 +151,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
                 shares.append(Share(p, len(shares), name, self._group))
         gpu = _gpu_of(shares)
         self._shares = {id(share.parameter): share for share in shares}
+        self._of_module.clear()
         if self._engine is not None:
             self._engine.close()
         self._engine = Detached(self._settings, [(share.name, share.count, share.dtype, share.gpu is not None)
@@ -186,6 +192,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._copies[share.index] = (original, local)
         self._keep[share.index] = [gradient, local]
         entry = self.state[share.parameter]
+        for kind in entry.add_kinds(self._moments(group)):
+            if entry.steps > 0:  # the engine has kept what torch keeps from now on
+                entry[kind] = None
         entry.steps += 1
         self._has_stepped = True
         return lib.Update(parameter=local.data_ptr() + share.begin * local.itemsize,
@@ -254,6 +263,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             for share, _ in shares:
                 share.parameter.grad = None
         if self._overlap == "forward":
+            self._called_before, self._called, self._has_others = self._called, set(), True
             return loss
         self.synchronize()
         if self._group:
@@ -313,11 +323,15 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._taken.add(share.index)
             p.grad = None
 
-        for handle in getattr(self, "_handles", ()):
-            handle.remove()
-        self._handles = [p.register_post_accumulate_grad_hook(take) for group in self.param_groups for p in group["params"]
+        self._remove_hooks()
+        self._hooks = [p.register_post_accumulate_grad_hook(take) for group in self.param_groups for p in group["params"]
                          if p.requires_grad]
         guards.own((p for group in self.param_groups for p in group["params"]), self)
+
+    def _remove_hooks(self) -> None:
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
 
     def _step_after_backward(self) -> None:
         scaler = [self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__]
@@ -353,22 +367,41 @@ class DetachedOptimizer(torch.optim.Optimizer):
     # overlap="forward"
 
     def _wait_in_forward(self, modules: nn.Module) -> None:
-        for module in modules.modules():
-            indices = [self._shares[id(p)].index for p in module.parameters(recurse=is_of_torch(module))
-                       if id(p) in self._shares]
-            if indices:
-                module.register_forward_pre_hook(self._waiter(indices), prepend=True)
-        modules.register_state_dict_pre_hook(lambda *_: self.synchronize())
+        # Functions, which copies of the model may share; a method would bring its optimizer along.
+        def wait(module: nn.Module, args: Any) -> None:
+            self._wait_for_module(module)
 
-    def _waiter(self, indices: "list[int]") -> "Callable[..., None]":
-        @torch.no_grad()
-        def wait(*_: Any) -> None:
-            for index in indices:
-                if index in self._keep:
-                    assert self._engine is not None
-                    self._engine.wait(index)
-                    self._finish(index)
-        return wait
+        def synchronize(*_: Any) -> None:
+            self.synchronize()
+
+        for module in modules.modules():
+            module.register_forward_pre_hook(wait, prepend=True)
+            module.register_state_dict_pre_hook(synchronize)
+            module.register_load_state_dict_pre_hook(synchronize)
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def _wait_for_module(self, module: nn.Module) -> None:
+        """Waits for the parameters of a module that begins. The first one that begins also waits for parameters of modules that did not
+        run in the step before, as those of a ParameterList or of a module whose weight others read."""
+        own = self._of_module.get(module)
+        if own is None:
+            own = self._of_module[module] = [self._shares[id(p)].index for p in module.parameters(recurse=is_of_torch(module))
+                                             if id(p) in self._shares]
+        self._called.update(own)
+        if not self._keep:
+            return
+        if self._has_others:
+            self._has_others = False
+            self._wait_for([index for index in self._keep if index not in self._called_before])
+        self._wait_for(own)
+
+    def _wait_for(self, indices: "list[int]") -> None:
+        assert self._engine is not None
+        for index in indices:
+            if index in self._keep:
+                self._engine.wait(index)
+                self._finish(index)
 
     # The rest of torch's interface.
 
@@ -406,7 +439,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
             group.update({key: value for key, value in other.items() if key not in ("params", "param_names")})
         keys = chain.from_iterable(group["params"] for group in saved)
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
         for key, p in zip(keys, parameters):
+            self.state[p].add_kinds(self._moments(groups[id(p)]))
             self.state[p].load(state_dict["state"].get(key, {}))
         self._has_loaded = True
         for hook in self._optimizer_load_state_dict_post_hooks.values():
@@ -419,10 +454,14 @@ class DetachedOptimizer(torch.optim.Optimizer):
         return self._engine.report()
 
     def close(self) -> None:
-        """Finishes what is under way, and gives memory and storage back. The optimizer cannot be used any more."""
-        if self._engine is not None:
-            self.synchronize()
-            self._engine.close()
+        """Finishes what is under way, and gives memory and storage back. The optimizer cannot be used any more; the parameters can be
+        given to another one."""
+        if self._engine is None:
+            return
+        self.synchronize()
+        self._engine.close()
+        self._remove_hooks()
+        guards.disown((p for group in self.param_groups for p in group["params"]), self)
 
     def __reduce__(self) -> Any:
         raise NOT_COPIED

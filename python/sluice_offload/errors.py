@@ -52,13 +52,21 @@ def remedy_of(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "check the folder and its mode, or name another")
 
 
+_HOW_TO_END_A_STEP = ("which a forward with gradients has begun: evaluate under torch.no_grad(), and call optimizer.step() first, "
+                      "which changes nothing where no backward() has come")
+
+
+def in_a_step(call: str) -> ArgumentError:
+    """The error of a call that belongs between steps."""
+    return ArgumentError(f"{call} in the middle of a step, {_HOW_TO_END_A_STEP}")
+
+
 def _in_words_of_torch(message: str) -> str:
     """Some misuses have other names in a loop of torch than in the C interface."""
     if message.endswith(": the engine is null"):
         return "the optimizer is closed, and its engine is gone; make a new one"
     if message.endswith("a step or an inference is still active"):
-        return ("this works only between steps, and a step is under way, which a forward with gradients has begun: call "
-                "optimizer.step() or optimizer.zero_grad() first, and evaluate under torch.no_grad()")
+        return (f"this works only between steps, and a step is under way, {_HOW_TO_END_A_STEP}")
     return message
 
 

@@ -27,8 +27,7 @@ def _entries(model: nn.Module) -> "list[Any]":
     if offloaded is None:
         raise ArgumentError(f"this {type(model).__name__} is not offloaded; torch's own state_dict() has its parameters")
     if offloaded.walk.active is not None:
-        raise ArgumentError("the parameters cannot be read in the middle of a step: do it behind optimizer.step(), or "
-                            "zero_grad() first, which abandons the step")
+        raise in_a_step("the parameters cannot be read")
     engine = offloaded.engine
     found: "list[Any]" = []
     taken = set()  # places of buffers that units have: outside of steps their memory is poison

@@ -2,7 +2,7 @@
 work, or is refused with a message, instead of quietly doing nothing."""
 
 import weakref
-from typing import Any, Iterable, Iterator, Optional
+from typing import Any, Callable, Iterable, Iterator, Optional
 
 import torch
 import torch.distributed as dist
@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .errors import NOT_COPIED, ArgumentError
+from .units import Units
 
 _installed = False
 
@@ -46,6 +47,13 @@ def own(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
     for parameter in parameters:
         parameter._sluice_owner = _Owner(optimizer)  # type: ignore[attr-defined]
     _install()
+
+
+def disown(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
+    """Those of `parameters` that are `optimizer`'s belong to none any more."""
+    for parameter in parameters:
+        if owner_of([parameter]) is optimizer:
+            del parameter._sluice_owner  # type: ignore[attr-defined]
 
 
 def _install() -> None:
@@ -143,18 +151,41 @@ def _check_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
                                 f"nothing. Use the {type(owner).__name__} that has them")
 
 
-def guard_model(model: nn.Module, dtypes: "set[torch.dtype]", device: torch.device) -> None:
-    """Refuses to move or convert any part of the model, whose parameters are of `dtypes` on `device`; a move to where it is does
-    nothing."""
-    def checked(fn: Any, recurse: bool = True) -> nn.Module:
-        for dtype in dtypes:
-            probe = torch.empty(0, dtype=dtype, device=device)
+def require_no_hooks_of_tied(units: Units, is_own: "Callable[[Any], bool]" = lambda hook: False) -> None:
+    """Raises ArgumentError where a trained parameter that stands in several places has hooks of the program: in torch they see the sum
+    of the gradients of all places, here those of the first alone. `is_own`: whether a hook is the package's."""
+    for unit in units.units:
+        for member in [] if unit.is_frozen else unit.members:
+            parameter = member.parameter
+            others = [hook for hook in (parameter._post_accumulate_grad_hooks or {}).values() if not is_own(hook)]
+            if len(member.owners) > 1 and (parameter._backward_hooks or others):
+                raise ArgumentError(f"{member.name} has a hook and stands in {len(member.owners)} places of the model: offloaded, the "
+                                    "hook would see the gradient of one of them instead of their sum. Remove the hook, or untie the "
+                                    "parameter (clone() it in one place)")
+
+
+class _GuardedApply:
+    """Stands in the place of a module's _apply. Refuses to move or convert any part of the model, whose parameters are of `dtypes` on
+    `device`; a move to where it is does nothing. Copies and pickles of the module meet it, and are refused."""
+
+    def __init__(self, module: nn.Module, dtypes: "set[torch.dtype]", device: torch.device) -> None:
+        self._module, self._dtypes, self._device = weakref.ref(module), dtypes, device
+
+    def __call__(self, fn: Any, recurse: bool = True) -> Any:
+        for dtype in self._dtypes:
+            probe = torch.empty(0, dtype=dtype, device=self._device)
             moved = fn(probe)
             if moved.dtype != probe.dtype or moved.device != probe.device:
-                where = "the CPU" if device.type == "cpu" else device
+                where = "the CPU" if self._device.type == "cpu" else self._device
                 raise ArgumentError(f"the parameters of an offloaded model are the engine's, of {dtype} on {where}; convert or move "
                                     f"the model (to {moved.dtype}, {moved.device}) before offload(), or give offload() device=")
-        return model
+        return self._module()
 
+    def __reduce__(self) -> Any:
+        raise NOT_COPIED
+
+
+def guard_model(model: nn.Module, dtypes: "set[torch.dtype]", device: torch.device) -> None:
+    """Refuses to move, convert, copy or pickle any part of the model."""
     for module in model.modules():
-        object.__setattr__(module, "_apply", checked)
+        object.__setattr__(module, "_apply", _GuardedApply(module, dtypes, device))

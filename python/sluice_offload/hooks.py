@@ -31,6 +31,7 @@ from .activations import ActivationStore
 from .announced import Announcements, DividedAnnouncements, SharedAnnouncements
 from .engine import Engine
 from .errors import NOT_COPIED, ArgumentError, SluiceError
+from .guards import require_no_hooks_of_tied
 from .library import BACKWARD, FORWARD, INFERENCE
 from .storage import UnitStorage
 from .units import Member, Site, Unit, Units
@@ -105,11 +106,13 @@ class Walk:
         self.held: "dict[int, _Held]" = {}  # by unit, in order of use
         self.kept: "dict[int, int]" = {}    # leases on pinned units, by unit, which last as long as this step or inference
         self.uses = 0
+        self.lent: "set[int]" = set()       # units whose module this step or inference has run
         self.active: Optional[int] = None   # FORWARD in a step, INFERENCE
         self.depth = 0
         self.has_gradients = False          # in this step
         self.in_backward = False
         self._failure_before: Optional[BaseException] = None
+        self.gathered: "dict[int, int]" = {}  # by unit, the address of values that it shows outside of leases
         self._views: "dict[tuple[int, int], torch.Tensor]" = {}
         self._warned = engine.dtype != torch.float32  # of autocast
         self._handles: "list[Any]" = []
@@ -158,10 +161,10 @@ class Walk:
         self.depth -= 1
         if self.depth > 0:
             return
-        failure = sys.exc_info()[1]
+        failure, before, self._failure_before = sys.exc_info()[1], self._failure_before, None
         if self.active == INFERENCE:
             self._end_inference()
-        elif failure is not None and failure is not self._failure_before and not self.has_gradients:
+        elif failure is not None and failure is not before and not self.has_gradients:
             self.abandon()  # a forward that raised is not a micro-batch
 
     def _begin(self, trains: bool) -> None:
@@ -174,6 +177,7 @@ class Walk:
             self.engine.begin_inference()
             self.active = INFERENCE
         self.uses = 0
+        self.lent.clear()
 
     def _end_inference(self) -> None:
         self._release_all()
@@ -195,6 +199,7 @@ class Walk:
     def check_gradients(self) -> None:
         """Raises where torch's optimizer would use a gradient that the engine has not seen, or would leave a parameter alone that the
         engine updates."""
+        require_no_hooks_of_tied(self.units, lambda hook: isinstance(hook, partial) and hook.func == self._take_gradient)
         for member, is_trained, parameter, places, attribute, storage in self._parameters:
             if places.get(attribute) is not parameter or parameter.untyped_storage()._cdata != storage:
                 raise ArgumentError(f"{member.name} is another tensor than in offload(), or has other memory, and the engine trains the "
@@ -250,7 +255,7 @@ class Walk:
                 with contextlib.suppress(SluiceError):
                     self.engine.abandon_step()
             raise
-        self.active = None
+        self.active, self.has_gradients = None, False
         if not report.is_skipped:  # graphs that are kept have saved values from before, as torch's optimizers tell autograd
             for _, is_trained, parameter, *_ in self._parameters:
                 if is_trained:
@@ -278,6 +283,7 @@ class Walk:
         """Returns the address of the parameters."""
         if self.active is None:  # backward of a graph whose step was abandoned
             self._begin(True)
+        self.lent.add(unit.index)
         coming = self.announcements
         if coming is not None:
             (coming.approach if unit.is_announced else coming.approach_other)(unit.index, which)
@@ -303,8 +309,14 @@ class Walk:
     def _release(self, index: int) -> None:
         held = self.held.pop(index)
         if not self.units.units[index].is_held:
-            self.storages[index].detach()
+            self._hide(index)
         self.engine.release(held.id)
+
+    def _hide(self, index: int) -> None:
+        """Ends that the unit shows its lease's memory."""
+        self.storages[index].detach()
+        if index in self.gathered:
+            self.storages[index].attach(self.gathered[index])
 
     def _release_all(self) -> None:
         for index in list(self.held):
@@ -324,7 +336,7 @@ class Walk:
 
     def _drop_kept(self) -> None:
         for index, lease in self.kept.items():
-            self.storages[index].detach()
+            self._hide(index)
             self.engine.release(lease)
         self.kept.clear()
 
@@ -407,18 +419,17 @@ class Walk:
 
     def _watch_outputs(self, site: Site, output: Any) -> None:
         """Watches what the module has computed. An input that it gives back is another's output, whose lease a second hook
-        on it would end; one that was changed in place has a new node."""
-        if isinstance(output, torch.Tensor):
-            if output.requires_grad and _is_made_since(site.first_node, output):
-                output.register_hook(_BackwardBegins(self, site))
-            return
-        leaves = tree_flatten(output)[0]
+        on it would end; one that was changed in place has a new node. A view that the program changes in place
+        later gets another node, and leaves its hook behind: what it is a view of keeps its own."""
+        leaves = [output] if isinstance(output, torch.Tensor) else tree_flatten(output)[0]
         found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
         if found:
             begins = _BackwardBegins(self, site)
             for x in found:
                 if _is_made_since(site.first_node, x):
                     x.register_hook(begins)
+                    if x._base is not None and _is_made_since(site.first_node, x._base):
+                        x._base.register_hook(begins)
             return
         for x in leaves:
             if not isinstance(x, (torch.Tensor, *_PLAIN)):
@@ -431,6 +442,10 @@ class Walk:
         if gradient is None:
             return
         self._enter_backward()
+        if unit.index not in self.lent:
+            raise ArgumentError(f"{member.name} got a gradient in a step in which its module's forward has not run: the program read it "
+                                "outside of that, where it has no values. Call the module that owns it, or name a module that contains "
+                                "both it and what reads it in offload(units=...)")
         held = self.held.get(unit.index)
         if held is None or held.which != BACKWARD:
             address = self._acquire(unit, BACKWARD)
@@ -443,6 +458,7 @@ class Walk:
             target = self._view(held.gradients, member)
         if gradient.is_sparse:
             gradient = gradient.to_dense()
+        gradient = gradient.detach()  # with create_graph=True it has a graph
         if member.tensor in held.written:
             target.add_(gradient)
         else:

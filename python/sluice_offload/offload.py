@@ -120,6 +120,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     require_no_deepspeed(settings)
     warn_of_memory(settings)
     found = find_units(model, units, buffers, announced, keeps_types=not names_type(settings), local=local)
+    guards.require_no_hooks_of_tied(found)
     place = place_of(((member.name, member.parameter) for unit in found.units for member in unit.members), device)
     if optimizer is not None:
         take_over(settings, optimizer, model)
@@ -155,7 +156,9 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         activations = make_activations(storages)
         made = OffloadOptimizer(found, engine, settings, lr)
         for group, given in zip(made.param_groups, [] if optimizer is None else optimizer.param_groups):
-            group.update({key: given[key] for key in ("lr", "initial_lr") if key in given})
+            group["lr"] = given["lr"]
+            group.update({key: value for key, value in given.items()  # what schedulers keep there, such as initial_lr
+                          if key not in optimizer.defaults and key not in ("params", "param_names")})  # type: ignore[union-attr]
         if text is not None:
             made.take_over(text)
         made.resumed_step = step
@@ -173,7 +176,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     guards.guard_model(model, {engine.dtype_of(member) for unit in found.units if not unit.is_opaque for member in unit.members},
                        place.device)
     _show_crashes()
-    object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages), walk))
+    object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages, walk.gathered), walk))
     return made
 
 

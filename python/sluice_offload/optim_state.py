@@ -26,6 +26,12 @@ class Entry(MutableMapping[str, Any]):
             self._kinds["master"] = lib.MASTER
         self.steps = 0
 
+    def add_kinds(self, kinds: "Mapping[str, int]") -> "list[str]":
+        """From now on, these are shown too: an optimizer whose momentum has been 0 gets one. Returns the new ones."""
+        new = [name for name in kinds if name not in self._kinds]
+        self._kinds.update((name, kinds[name]) for name in new)
+        return new
+
     def __repr__(self) -> str:
         return f"Entry({', '.join(self)})"
 

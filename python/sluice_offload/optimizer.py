@@ -12,7 +12,7 @@ import torch
 
 from .activations import ActivationStore
 from .engine import Engine
-from .errors import NOT_COPIED, ArgumentError, NonFiniteError
+from .errors import NOT_COPIED, ArgumentError, NonFiniteError, in_a_step
 from .hooks import Walk
 from .library import BACKWARD, StepReport
 from .units import Member, Units, opaque_types
@@ -260,8 +260,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def _require_no_step(self, call: str) -> None:
         if self._walk is not None and self._walk.active is not None:
-            raise ArgumentError(f"{call}() in the middle of a step: call it after optimizer.step(), or zero_grad() first, which "
-                                "abandons the step")
+            raise in_a_step(f"{call}()")
 
     @property
     def committed_step(self) -> Optional[int]:
@@ -276,7 +275,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def _text(self, application: str) -> str:
         """Returns the text that goes with a checkpoint or a commit."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
-        return json.dumps({"param_groups": groups, "application": application, **({"opaque": self._opaque_text} if self._opaque else {})})
+        return json.dumps({"param_groups": groups, "application": application, **({"opaque": self._opaque_text} if self._opaque else {})},
+                          default=float)  # of tensors and of numpy's numbers
 
     def take_over(self, text: str) -> None:
         """The learning rates of a checkpoint, from the text that came with it."""
@@ -344,9 +344,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def load_checkpoint(self, folder: "str | os.PathLike[str]") -> None:
         """Takes all of the state, learning rates included, from a checkpoint that save() has written, instead of what there
         is. `application` is its text then. Between steps."""
-        if self._walk is not None and self._walk.active is not None:
-            raise ArgumentError("load_checkpoint() in the middle of a step: call it behind optimizer.step(), or zero_grad() "
-                                "first, which abandons the step")
+        self._require_no_step("load_checkpoint")
         if self._is_durable:
             raise ArgumentError("a durable store goes on from its own last commit, by resume=True; it cannot take a checkpoint")
         if self._opaque:

@@ -98,8 +98,9 @@ def _room(member: Member) -> torch.Tensor:
 class Gatherer:
     """Makes units readable outside of steps, from copies."""
 
-    def __init__(self, units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
-        self.units, self._engine, self._storages = units, engine, storages
+    def __init__(self, units: Units, engine: Engine, storages: "list[UnitStorage]", shown: "dict[int, int]") -> None:
+        """`shown`: addresses of copies, by unit, to which the end of a lease goes back."""
+        self.units, self._engine, self._storages, self._shown = units, engine, storages, shown
 
     def _wanted(self, what: "nn.Module | Iterable[torch.Tensor] | None") -> "list[Unit]":
         if what is None:
@@ -117,12 +118,14 @@ class Gatherer:
         copies = [self._copy(unit) for unit in units]
         try:
             for unit, copied in zip(units, copies):
+                self._shown[unit.index] = copied.data_ptr()
                 self._storages[unit.index].attach(copied.data_ptr())
             sums = [self._storages[unit.index].digest() for unit in units]
             yield
             changed = [unit.name for unit, before in zip(units, sums) if self._storages[unit.index].digest() != before]
         finally:
             for unit in units:
+                self._shown.pop(unit.index, None)
                 self._storages[unit.index].detach()
         if changed:
             raise SluiceError(f"parameters of {', '.join(changed)} were changed inside of gathered(), which gives copies; "

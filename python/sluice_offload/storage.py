@@ -24,6 +24,7 @@ from .errors import ArgumentError, NonFiniteError, SluiceError
 from .gpus import CPU, Place, storage_at
 
 _CHUNK_BYTES = 2 << 20
+_BOUNDS_MAX = 512  # numbers on a GPU that wait for a check
 _ADDRESSES_MAX = 256  # of one unit; copies for gathered() have many
 _PROT_READ, _PROT_WRITE = 1, 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
@@ -217,7 +218,7 @@ class MixedStorage(UnitStorage):
         for begin, end in self._ranges:
             part = target[begin:end].copy_(source[begin:end])
             self._bounds += part.aminmax()
-        if self.place.is_cpu_memory:
+        if self.place.is_cpu_memory or len(self._bounds) >= _BOUNDS_MAX:
             self.check()
         self._exact.attach(address)
 

@@ -2,7 +2,7 @@
 included.
 
 - A unit is what computation needs together: the whole subtree of each instance of the classes `units`. Every other module
-  that owns parameters is a unit of those.
+  that owns parameters, itself or in a ParameterList or ParameterDict, is a unit of those.
 - A parameter that a second module owns too (tied weights) belongs to the first one's unit; the second module uses that unit.
 - Frozen and trained parameters of one module are two units, used together. Frozen ones of another type than the trained ones,
   such as quantized weights, and buffers that are named are a third: `opaque`, of which every bit is kept.
@@ -15,7 +15,7 @@ included.
 
 import dataclasses
 import fnmatch
-from typing import Any, Iterable, Optional, Sequence
+from typing import Any, Iterable, Iterator, Optional, Sequence
 
 import torch
 from torch import nn
@@ -111,6 +111,14 @@ def _classes(model: nn.Module, units: "Sequence[type | str] | None") -> "tuple[s
     return set(), (), children
 
 
+def _lists_of(module: nn.Module, prefix: str = "") -> "Iterator[tuple[str, nn.Module]]":
+    """The lists and dictionaries of parameters that a module reads without calling them, with those inside of them."""
+    for name, child in module.named_children():
+        if isinstance(child, (nn.ParameterList, nn.ParameterDict)):
+            yield prefix + name, child
+            yield from _lists_of(child, f"{prefix}{name}.")
+
+
 def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, buffers: "Sequence[str]" = (),
                announced: "Iterable[type | str]" = (), keeps_types: bool = False, local: "Iterable[type | str]" = ()) -> Units:
     """The units of `model`. `units`: classes of modules, or their names, each instance of which is one; by default those
@@ -148,7 +156,9 @@ def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, bu
             inside.update(id(child) for child in module.modules())
             found.add(name, module, list(module.named_modules()))
         else:
-            found.add(name, module, [("", module)])
+            lists = list(_lists_of(module))
+            inside.update(id(child) for _, child in lists)
+            found.add(name, module, [("", module), *lists])
     if units is not None and not matched:
         raise ArgumentError(f"units={list(units)!r} names no module of the model; its modules are of the classes "
                             f"{sorted({type(module).__name__ for module in model.modules()})}")
@@ -200,7 +210,8 @@ class _Finder:
         _check(full, tensor)
         known = self.owner.get(id(tensor))
         if known is not None:
-            known[1].owners.append((owner, attribute))
+            if not any(place[0] is owner and place[1] == attribute for place in known[1].owners):
+                known[1].owners.append((owner, attribute))
             if known[0] not in site.units:
                 site.units.append(known[0])
             return

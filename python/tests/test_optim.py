@@ -246,6 +246,29 @@ def test_state_dicts_go_to_torch_and_back(place):
         optimizer.close()
 
 
+@pytest.mark.parametrize("plain_steps", [0, 3])
+def test_a_momentum_that_begins_later(place, plain_steps):
+    """Of a scheduler such as OneCycleLR. torch's buffer then begins with the gradient of that step."""
+    start = tiny(width=64)
+    reference, model = copy.deepcopy(start), copy.deepcopy(start)
+    theirs, ours = torch.optim.SGD(reference.parameters(), lr=1e-2), optim.SGD(model.parameters(), lr=1e-2, config=place())
+    for step in range(6):
+        for trained, optimizer in ((reference, theirs), (model, ours)):
+            if step == plain_steps:
+                optimizer.param_groups[0]["momentum"] = 0.9
+            trained(*batch(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_way(model, reference, start)
+    saved = ours.state_dict()
+    other = optim.SGD(copy.deepcopy(model).parameters(), lr=1e-2, config=place())
+    other.load_state_dict(saved)
+    assert all(torch.equal(a["momentum_buffer"], b["momentum_buffer"])
+               for a, b in zip(saved["state"].values(), other.state_dict()["state"].values(), strict=True))
+    ours.close()
+    other.close()
+
+
 def test_the_state_is_never_empty_and_reading_it_changes_nothing(place):
     """torch.distributed.checkpoint makes steps with zero gradients where a state is empty."""
     model = tiny(width=64)

@@ -185,6 +185,67 @@ def test_state_dicts_wait_for_the_update(place):  # noqa: F811
     ours.close()
 
 
+class Reading(nn.Module):
+    """Reads parameters of modules that it does not call."""
+
+    def __init__(self):
+        super().__init__()
+        self.uncalled = nn.Linear(512, 512)
+        self.listed = nn.ParameterList([torch.ones(512)])
+        self.called = nn.Linear(512, 512)
+
+    def forward(self, x):
+        return self.called(nn.functional.linear(x, self.uncalled.weight, self.uncalled.bias) * self.listed[0])
+
+
+def test_what_no_module_of_its_own_calls_is_waited_for_too(place):  # noqa: F811
+    model = Reading()
+    late = nn.Linear(512, 512)
+    model.late = late
+    ours = optim.AdamW([*model.uncalled.parameters(), *model.listed, *model.called.parameters()], overlap="forward", modules=model,
+                       config=place(host="2MiB"))
+    late(model(torch.ones(1, 512)))  # each module has looked up its parameters
+    ours.add_param_group({"params": list(late.parameters())})
+    for step in range(3):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        ours.step()
+        pending = []
+        late.register_forward_hook(lambda *_: pending.append(set(ours._keep)))
+        late(torch.ones(1, 512)) if step == 2 else model(torch.ones(1, 512))
+        waited = [*model.uncalled.parameters(), *model.listed] if step == 2 else model.uncalled.parameters()
+        assert not any(ours._shares[id(p)].index in ours._keep for p in waited)
+    # A module of a group that was added later waits for its own.
+    assert not pending[-1] & {ours._shares[id(p)].index for p in late.parameters()}
+    ours.close()
+
+
+def test_parts_of_a_model_are_saved_and_loaded_behind_the_update(place):  # noqa: F811
+    model = Wide(is_slow=False)
+    ours = optim.AdamW(model.parameters(), lr=1e-3, overlap="forward", modules=model, config=place(host="2MiB"))
+    saved = copy.deepcopy(model.layers[7].state_dict())
+    for read in (model.layers[7].state_dict, lambda: model.layers[7].load_state_dict(saved)):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        ours.step()
+        read()
+        assert ours.report.pending_tensors == 0
+    assert all(torch.equal(a, b) for a, b in zip(model.layers[7].state_dict().values(), saved.values()))
+    ours.close()
+
+
+def test_parameters_of_a_closed_optimizer_can_go_to_another(place):  # noqa: F811
+    model = tiny(width=64)
+    ours = optim.AdamW(model.parameters(), gradients="backward", config=place())
+    model(*batch(0)).backward()
+    ours.step()
+    ours.close()
+    model(*batch(1)).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 0
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_mode_and_every_way_to_clip_gives_the_same_bits(place, dtype):  # noqa: F811
     """clip_grad_norm_ rounds each clipped gradient to its type, which for bf16 is another one."""

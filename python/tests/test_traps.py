@@ -261,7 +261,11 @@ def test_copies_and_pickles(pair):
     _, model, _, ours = pair
     with pytest.raises(sluice.ArgumentError, match="state_dict"):
         copy.deepcopy(model)
-    for part in (model, model.blocks[1], model.head.weight):
+    linear = model.blocks[1].mlp[1]  # which has no hook
+    with pytest.raises(sluice.ArgumentError, match="state_dict"):
+        copy.deepcopy(linear)
+    assert linear.float() is linear
+    for part in (model, model.blocks[1], linear, model.head.weight):
         with pytest.raises(sluice.ArgumentError, match="state_dict"):
             torch.save(part, io.BytesIO())
     with pytest.raises(sluice.ArgumentError, match="state_dict"):
@@ -337,6 +341,143 @@ def test_inputs_that_are_given_back(config, how, layers):
     expected = train(reference, adamw(reference, config), 3, clip_norm=1.0, micro_batches=2)
     actual = train(model, optimizer, 3, micro_batches=2)
     assert worst(actual[0], expected[0]) <= 2e-6 and worst(actual[1], expected[1]) <= 2e-6
+    optimizer.close()
+
+
+class Viewing(Block):
+    """Gives back a view of what it has computed, which its caller changes in place."""
+
+    def forward(self, x):
+        return super().forward(x).flatten(1)
+
+
+class Scaling(Tiny):
+    def forward(self, tokens, labels):
+        x = self.embedding(tokens) + self.positions[:tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x).mul_(0.5).view_as(x)
+        return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+def test_views_that_the_caller_changes_in_place(config):
+    """Such a view gets a new node of autograd, and its hook is lost with the old one."""
+    torch.manual_seed(0)
+    reference = Scaling(block=Viewing)
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=[Viewing])
+    assert_still_right((reference, model, adamw(reference, config), optimizer))
+    optimizer.close()
+
+
+def test_hooks_of_a_parameter_in_two_places(config):
+    """torch calls them with the sum; each place of an offloaded one has a gradient of its own."""
+    model = tiny()
+    for register in (model.head.weight.register_hook, model.head.weight.register_post_accumulate_grad_hook):
+        handle = register(lambda *_: None)
+        with pytest.raises(sluice.ArgumentError, match="embedding.weight has a hook and stands in 2 places"):
+            sluice.offload(model, config, units=[Block])
+        handle.remove()
+    optimizer = sluice.offload(model, config, units=[Block])
+    handle = model.embedding.weight.register_hook(lambda gradient: 2 * gradient)
+    model(*batch(0)).backward()
+    with pytest.raises(sluice.ArgumentError, match="has a hook and stands in 2 places"):
+        optimizer.step()
+    handle.remove()
+    optimizer.step()
+    optimizer.close()
+
+
+class Lists(Block):
+    """Has parameters in containers, which nobody calls."""
+
+    def __init__(self, width, hidden=None):
+        super().__init__(width, hidden)
+        self.shifts = nn.ParameterList([torch.randn(width), nn.ParameterDict({"scale": torch.randn(width)})])
+
+    def forward(self, x):
+        return super().forward(x) * self.shifts[1]["scale"] + self.shifts[0]
+
+
+@pytest.mark.parametrize("units", [[Lists], [nn.Sequential]])
+def test_lists_of_parameters(config, units):
+    torch.manual_seed(0)
+    reference = Tiny(block=Lists)
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=units)
+    assert_still_right((reference, model, adamw(reference, config), optimizer))
+    optimizer.close()
+
+
+def test_a_weight_that_is_read_outside_of_its_module_is_named(config):
+    """It shows NaN there, and so does the loss: the cause is not the learning rate."""
+    class Reading(Tiny):
+        def forward(self, tokens, labels):
+            x = nn.functional.embedding(tokens, self.embedding.weight)
+            return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+    torch.manual_seed(0)
+    model = Reading(tied=False, layers=1)
+    optimizer = sluice.offload(model, config, units=[Block])
+    loss = model(*batch(0))
+    assert loss.isnan()
+    with pytest.raises(sluice.ArgumentError, match="embedding.weight got a gradient in a step in which its module's forward has not run"):
+        loss.backward()
+    optimizer.close()
+
+
+def test_a_module_in_two_units_is_one(config):
+    torch.manual_seed(0)
+    reference = tiny()
+    reference.blocks[2].mlp[1] = reference.blocks[0].mlp[1] = nn.Linear(32, 128)
+    reference.blocks[2].mlp[3] = nn.Linear(128, 32)
+    reference.blocks[0].mlp[3] = nn.Linear(128, 32)
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=[Block])
+    assert sum(p.numel() for group in optimizer.param_groups for p in group["params"]) == sum(p.numel() for p in reference.parameters())
+    model(*batch(0)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.zero_grad()
+    assert_still_right((reference, model, adamw(reference, config), optimizer))
+    optimizer.close()
+
+
+def test_a_forward_inside_of_gathered(pair):
+    reference, model, _, _ = pair
+    with sluice.gathered(model), torch.no_grad():
+        assert torch.equal(model(*batch(0)), reference(*batch(0)))
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters()))
+    assert model.head.weight.isnan().all()
+    assert_still_right(pair)
+
+
+def test_a_graph_of_the_gradients_is_not_kept(pair):
+    reference, model, torchs, ours = pair
+    for trained, optimizer in ((reference, torchs), (model, ours)):
+        for micro in range(2):
+            trained(*batch(micro)).backward(create_graph=True)
+        if trained is reference:
+            torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not any(view.requires_grad for view in ours._walk._views.values())
+    assert_still_right(pair)
+
+
+def test_a_part_may_be_zeroed_behind_the_step(pair):
+    _, model, _, ours = pair
+    model(*batch(0)).backward()
+    ours.step()
+    model.blocks[0].zero_grad()
+
+
+def test_a_scheduler_that_keeps_more_in_the_groups(config):
+    del config["optimizer"]
+    model = tiny()
+    given = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(given, 2e-3, total_steps=5, cycle_momentum=False)
+    scheduler.optimizer = optimizer = sluice.offload(model, config, units=[Block], optimizer=given)
+    for _ in range(4):
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] < 1e-3
     optimizer.close()
 
 
