@@ -13,6 +13,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/durable/copy_places.h"
+#include "engine/durable/host_findings.h"
 #include "engine/plan/striping.h"
 #include "engine/store/commit_opening.h"
 #include "engine/store/missing_promise.h"
@@ -36,6 +37,13 @@ struct OfferWords {
     return {.newest = has_newest != 0 ? std::optional(newest) : std::nullopt,
             .older = has_older != 0 ? std::optional(older) : std::nullopt};
   }
+};
+
+// What a rank has found on its paths, in the form for the exchange.
+struct FindingWords {
+  std::uint64_t presence = 0;
+  StoreId id{};
+  std::array<char, 256> host{};  // ends with a zero
 };
 
 std::string text_of(const CommitOffer& offer) {
@@ -88,23 +96,38 @@ void DurableStore::lock() {
 }
 
 StoreFinding DurableStore::find() {
-  StoreFinding found;
+  StoreFinding own;
   ranks_.together(kSubject, [&] {
     for (const std::string& path : config_.storage.paths)
       paths_.push_back(look_at_path(path, name_));
-    found = find_store(name_, paths_);
+    own = find_store(name_, paths_);
   });
-  ranks_.require_agreement(
-      fmt::format("{} {}", static_cast<int>(found.presence), sluice::text_of(found.id)), kSubject);
+  const StoreFinding found = share_finding(own);
   if (found.presence != StorePresence::kAbandoned) return found;
+  const bool has_files = own.presence == StorePresence::kAbandoned;
   ranks_.together(kSubject, [&] {
-    for (std::size_t path = 0; path < locks_.size(); ++path)
-      if (locks_[path].is_own()) remove_store_files(std::span(paths_).subspan(path, 1), found.id);
+    for (std::size_t path = 0; has_files && path < locks_.size(); ++path)
+      if (locks_[path].is_own()) remove_store_files(std::span(paths_).subspan(path, 1), own.id);
   });
-  notes_.push_back(
-      fmt::format("storage: the store \"{}\" ({}) was never finished, and has been removed", name_,
-                  sluice::text_of(found.id)));
+  if (has_files)
+    notes_.push_back(
+        fmt::format("storage: the store \"{}\" ({}) was never finished, and has been removed",
+                    name_, sluice::text_of(own.id)));
   return found;
+}
+
+// Returns what all ranks together have found.
+StoreFinding DurableStore::share_finding(const StoreFinding& own) {
+  FindingWords words{
+      .presence = static_cast<std::uint64_t>(own.presence), .id = own.id, .host = {}};
+  (void)host_name().copy(words.host.data(), words.host.size() - 1);
+  const std::vector<std::byte> all = ranks_.exchange(std::as_bytes(std::span(&words, 1)), kSubject);
+  std::vector<HostFinding> findings;
+  for (std::uint32_t rank = 0; rank < ranks_.count(); ++rank) {
+    std::memcpy(&words, all.data() + rank * sizeof words, sizeof words);
+    findings.push_back({words.host.data(), {static_cast<StorePresence>(words.presence), words.id}});
+  }
+  return finding_of_all(name_, findings);
 }
 
 StoreFiles::Options DurableStore::options() const {

@@ -69,6 +69,7 @@ class DurableStore {
  private:
   void lock();
   StoreFinding find();
+  StoreFinding share_finding(const StoreFinding& own);
   void make(const Placement& placement);
   void open(Placement& placement);
   void take_planes(const CommitRecord& record, Placement& placement);

@@ -248,7 +248,7 @@ def test_state_dicts_go_to_torch_and_back(place):
 
 @pytest.mark.parametrize("plain_steps", [0, 3])
 def test_a_momentum_that_begins_later(place, plain_steps):
-    """Of a scheduler such as OneCycleLR. torch's buffer then begins with the gradient of that step."""
+    """A scheduler such as OneCycleLR brings it. torch's buffer then begins with the gradient of that step."""
     start = tiny(width=64)
     reference, model = copy.deepcopy(start), copy.deepcopy(start)
     theirs, ours = torch.optim.SGD(reference.parameters(), lr=1e-2), optim.SGD(model.parameters(), lr=1e-2, config=place())

@@ -388,7 +388,7 @@ def test_hooks_of_a_parameter_in_two_places(config):
 
 
 class Lists(Block):
-    """Has parameters in containers, which nobody calls."""
+    """Has parameters in containers, which are never called."""
 
     def __init__(self, width, hidden=None):
         super().__init__(width, hidden)

@@ -1,11 +1,12 @@
 // Durable stores of several ranks, as threads: each has files of its own, and all go on from the
 // last commit that every rank has.
-#include <gtest/gtest.h>
-
 #include <filesystem>
+#include <span>
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 
+#include "engine/store/store_files.h"
 #include "tests/engine/exactness_cases.h"
 #include "tests/engine/ranks/rank_threads.h"
 
@@ -117,6 +118,86 @@ TEST(DurableRanks, EachMissingFileIsNamedAndNothingIsChanged) {
     std::filesystem::rename(aside, file);
   }
   expect_no_failure(run_ranks(2, config, {.steps = 1, .rank_count = 2}));
+}
+
+// Two ranks on two hosts: each has a path of its own.
+class DurableHosts : public testing::Test {
+ protected:
+  DurableHosts() {
+    for (const std::uint32_t host : {0u, 1u}) std::filesystem::create_directory(path_of(host));
+    const std::vector<RankRun> runs = run(2);
+    for (const RankRun& one : runs) EXPECT_EQ(one.failure, "");
+    made_ = read_store_mark(path_of(0), "run").value();
+    EXPECT_EQ(made_.stage, StoreStage::kMade);
+  }
+
+  std::string path_of(std::uint32_t host) const {
+    return fmt::format("{}/{}", directory_.path(), host);
+  }
+  std::vector<RankRun> run(std::uint32_t steps) {
+    const RankConditions conditions{
+        .closes = true,
+        .change = [this](std::uint32_t rank, Config& own) { own.storage.paths = {path_of(rank)}; }};
+    return run_ranks(2, durable_config(directory_, "run", 3, OverlapPolicy::kDeferred),
+                     {.steps = steps, .rank_count = 2}, conditions);
+  }
+  void set_mark(std::uint32_t host, const StoreMark& mark) {
+    StoreLock(path_of(host), "run", "").set_mark(mark);
+  }
+  void remove_files(std::uint32_t host) {
+    const StorePath path = look_at_path(path_of(host), "run");
+    remove_store_files(std::span(&path, 1), made_.id);
+  }
+
+  const TempDirectory directory_;
+  StoreMark made_;
+};
+
+TEST_F(DurableHosts, AKillBetweenTheirLastMarksLosesNothing) {
+  for (const std::uint32_t host : {0u, 1u}) {
+    set_mark(host, {.stage = StoreStage::kCreating, .id = made_.id});
+    for (const RankRun& one : run(1)) {
+      ASSERT_EQ(one.failure, "");
+      EXPECT_EQ(one.result.reports.back().step, 3u + host);
+    }
+    EXPECT_EQ(read_store_mark(path_of(host), "run").value(), made_);
+  }
+}
+
+TEST_F(DurableHosts, AKillBetweenTheirFirstFilesIsForgotten) {
+  for (const std::uint32_t host : {0u, 1u})
+    set_mark(host, {.stage = StoreStage::kCreating, .id = made_.id});
+  remove_files(1);
+  for (const RankRun& one : run(1)) {
+    ASSERT_EQ(one.failure, "");
+    EXPECT_EQ(one.result.reports.back().step, 1u);
+  }
+  for (const std::uint32_t host : {0u, 1u})
+    for (const StorePath::File& file : look_at_path(path_of(host), "run").files)
+      EXPECT_NE(file.id, made_.id) << file.name;
+}
+
+TEST_F(DurableHosts, AHostThatLacksTheStoreIsNamed) {
+  remove_files(1);
+  set_mark(1, {});
+  for (const RankRun& one : run(1)) {
+    EXPECT_NE(one.failure.find("but rank 1 on "), std::string::npos) << one.failure;
+    EXPECT_NE(one.failure.find("has no file of it"), std::string::npos) << one.failure;
+  }
+  EXPECT_FALSE(look_at_path(path_of(0), "run").files.empty());
+}
+
+TEST_F(DurableHosts, TwoStoresOfOneNameAreNamed) {
+  const std::string aside = directory_.path() + "/aside";
+  std::filesystem::rename(path_of(1), aside);
+  std::filesystem::create_directory(path_of(1));
+  remove_files(0);
+  set_mark(0, {});
+  for (const RankRun& one : run(1)) ASSERT_EQ(one.failure, "");
+  std::filesystem::remove_all(path_of(1));
+  std::filesystem::rename(aside, path_of(1));
+  for (const RankRun& one : run(1))
+    EXPECT_NE(one.failure.find("has another one of that name"), std::string::npos) << one.failure;
 }
 
 }  // namespace
