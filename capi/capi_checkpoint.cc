@@ -16,8 +16,13 @@ SaveOptions save_options(std::uint32_t keep, const char* application) {
   return options;
 }
 
+void take_saved(sluice_engine& engine, const SavedCheckpoint& saved) {
+  engine.saved_path = saved.path;
+  engine.add_notes(saved.notes);
+}
+
 void take_saved(sluice_engine& engine, const std::optional<SavedCheckpoint>& saved, int* has_one) {
-  if (saved) engine.saved_path = saved->path;
+  if (saved) take_saved(engine, *saved);
   *has_one = saved ? 1 : 0;
 }
 
@@ -30,7 +35,7 @@ sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep
   return guarded(engine, __func__, [&](const char* name) {
     require(root, name, "root");
     const auto shown = engine->shown_as(RunPhase::kSaving);
-    engine->saved_path = engine->engine->save(root, save_options(keep, application)).path;
+    take_saved(*engine, engine->engine->save(root, save_options(keep, application)));
   });
 }
 
@@ -62,7 +67,10 @@ sluice_status sluice_restore(sluice_engine* engine, const char* folder) {
     require(folder, name, "folder");
     const OpenCheckpoint opened = open_checkpoint(folder);
     engine->engine->restore(*opened.source);
-    engine->application = opened.application.empty() ? std::string() : opened.application.front();
+    // Its own, as long as the checkpoint is of as many ranks.
+    const std::vector<std::string>& texts = opened.application;
+    const std::size_t own = engine->engine->rank();
+    engine->application = texts.empty() ? std::string() : texts[own < texts.size() ? own : 0];
   });
 }
 

@@ -1,5 +1,7 @@
 // The detached optimizer behind the C interface.
+#include <algorithm>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <span>
@@ -85,7 +87,6 @@ void create(const char* call, const char* config_json, const sluice_optimizer_te
   const Config config = engine_config(ConfigDocument(config_json, "config"));
   auto made = std::make_unique<sluice_optimizer>();
   make(*made, config, std::move(described));
-  for (const std::string& note : made->optimizer->notes()) made->notes.push_back(note);
   *optimizer = made.release();
 }
 
@@ -205,6 +206,7 @@ sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** no
   return guarded(optimizer, __func__, [&](const char* name) {
     require(note, name, "the place for the note");
     *note = nullptr;
+    std::ranges::move(optimizer->optimizer->take_notes(), std::back_inserter(optimizer->notes));
     if (const std::string found = optimizer->optimizer->report().non_finite_tensor;
         found != std::exchange(optimizer->non_finite_tensor, found))
       optimizer->notes.push_back(

@@ -59,8 +59,8 @@ void validate(const OptimizerOptions& options) {
     require_beta("beta2", options.adam.beta2);
   }
   if (is_adam || kind == OptimizerKind::kAdagrad)
-    require(options.adam.epsilon > 0 && std::isfinite(options.adam.epsilon), "epsilon",
-            options.adam.epsilon, "positive and finite");
+    require(options.adam.epsilon >= kEpsilonMin && options.adam.epsilon <= kEpsilonMax, "epsilon",
+            options.adam.epsilon, "in 1.2e-38..3.4e38, which fp32 has");
   if (kind == OptimizerKind::kSgd) require_beta("momentum", options.momentum);
   require(options.adam.weight_decay >= 0 && std::isfinite(options.adam.weight_decay),
           "weight_decay", options.adam.weight_decay, "finite and not negative");

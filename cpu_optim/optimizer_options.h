@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string_view>
 
 #include <sluice/optimizer.h>
@@ -15,6 +16,12 @@ namespace sluice {
 // keeps at least one of the two moments.
 bool keeps_exp_avg(OptimizerKind kind);
 bool keeps_exp_avg_sq(OptimizerKind kind);
+
+// The update computes in fp32. kEpsilonMin is the smallest normal number of fp32, rounded up. A
+// smaller epsilon would lose precision or become 0, and an epsilon above kEpsilonMax would become
+// infinite.
+constexpr double kEpsilonMin = 1.2e-38;
+constexpr double kEpsilonMax = std::numeric_limits<float>::max();
 
 // Fails with kInvalidArgument if a hyperparameter is out of its range. The message gives the
 // hyperparameter, its value and its range.

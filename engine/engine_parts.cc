@@ -218,7 +218,7 @@ void Engine::Parts::fill(StateSource& source, const std::string& application, co
                                       position.loss_scale.has_value(), scale.scale,
                                       scale.hysteresis_left, scale.good_steps, updates),
                           "the position of the training");
-  ranks.together(kStateSource, [&] {
+  ranks.together_for_long(kStateSource, [&] {
     versions.restore(position);
     state.restore(source, versions);
   });

@@ -93,7 +93,8 @@ SaveOptions Engine::Parts::save_options(SaveOptions options) const {
 void Engine::Parts::advance_save(SaveWait wait) {
   if (!save) return;
   const std::uint64_t begin_ns = trace_now_ns();
-  if (wait == SaveWait::kYes) loop.await_save();
+  if (wait == SaveWait::kYes)  // ranks without blocks of their own are over at once
+    ranks.together_for_long("a checkpoint", [this] { loop.await_save(); });
   RankRange over(loop.save_count()->is_over ? 1 : 0);
   ranks.all_reduce({}, std::span(&over, 1), "a checkpoint");
   if (over.least == 0) {

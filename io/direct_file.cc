@@ -115,6 +115,16 @@ std::uint64_t free_bytes(const UniqueFd& descriptor, const std::string& director
                           format_bytes(available_bytes), available_bytes, why, remedy));
 }
 
+// Btrfs writes in new places otherwise: a later write needs space again, and one to a file with
+// checksums goes through the page cache in spite of O_DIRECT. The call comes before the first byte.
+// A system without such a flag copies nothing on write either.
+void forbid_copies(const UniqueFd& descriptor) {
+  unsigned flags = 0;
+  if (::ioctl(descriptor.get(), FS_IOC_GETFLAGS, &flags) != 0) return;
+  flags |= FS_NOCOW_FL;
+  (void)::ioctl(descriptor.get(), FS_IOC_SETFLAGS, &flags);
+}
+
 // Gives the file its full size, with blocks allocated for every byte from `begin_bytes` on, which
 // is a whole number of pages. Returns that size.
 std::uint64_t allocate(const UniqueFd& descriptor, const std::string& directory,
@@ -187,6 +197,7 @@ DirectFile DirectFile::create_scratch(const std::string& directory, std::uint64_
   DirectFile file;
   file.name_ = directory + "/(scratch)";
   file.descriptor_ = open_unnamed(directory, O_EXCL);
+  forbid_copies(file.descriptor_);
   file.size_bytes_ = allocate(file.descriptor_, directory, size_bytes);
   file.go_direct();
   return file;
@@ -196,12 +207,7 @@ DirectFile DirectFile::create_unnamed(const std::string& directory, std::uint64_
   DirectFile file;
   file.name_ = directory + "/(unnamed)";
   file.descriptor_ = open_unnamed(directory, 0);
-  // This comes before the first byte. A system without such a flag copies nothing on write either.
-  unsigned flags = 0;
-  if (::ioctl(file.descriptor_.get(), FS_IOC_GETFLAGS, &flags) == 0) {
-    flags |= FS_NOCOW_FL;
-    (void)::ioctl(file.descriptor_.get(), FS_IOC_SETFLAGS, &flags);
-  }
+  forbid_copies(file.descriptor_);
   file.size_bytes_ = allocate(file.descriptor_, directory, size_bytes);
   file.go_direct();
   return file;

@@ -12,6 +12,8 @@ ErrnoRule errno_rule(IoKind kind, int error) {
     case ECANCELED:
       return {ErrnoAction::kRetry, "the kernel gave up again and again; check dmesg and the load"};
     case EIO:
+    case ENODATA:
+    case ENOLINK:
     case ETIMEDOUT:
     case EREMOTEIO: return {medium, "check the drive (smartctl, dmesg) and its cable"};
     case EILSEQ:

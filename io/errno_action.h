@@ -26,9 +26,10 @@ struct ErrnoRule {
 // Returns the rule for a transfer of `kind` that has failed with `error`, a positive errno.
 //   errno                                reads        writes, flushes
 //   EINTR, EAGAIN, ECANCELED             kRetry       kRetry
-//   EIO, ETIMEDOUT, EILSEQ, EREMOTEIO,
-//     EBADMSG                            kReread      kFail
+//   EIO, ENODATA, ENOLINK, ETIMEDOUT,
+//     EREMOTEIO, EILSEQ, EBADMSG         kReread      kFail
 //   everything else                      kFail        kFail
+// Block drivers report an unreadable sector as ENODATA, and a lost path to the drive as ENOLINK.
 // A write is not attempted again after EIO, because the state of the drive is unknown. A later
 // successful read proves nothing about the write. A flush is not repeated either, because the
 // kernel reports a lost page only once. A second flush would report success although the page is

@@ -77,7 +77,10 @@ class UringQueue final : public IoQueue {
     while (true) {
       const bool stopping = admit();
       // The eventfd read must have left the ring too, because it writes to a member.
-      if (stopping && free_slots_.size() == slots_.size() && !wake_armed_) break;
+      if (stopping && free_slots_.size() == slots_.size() && !wake_armed_) {
+        ring_.release_memory();
+        break;
+      }
       if (!stopping && !wake_armed_) arm_wake();
       if (const int error = ring_.submit_and_wait(); error != 0) {
         run_broken(error);

@@ -58,6 +58,11 @@ class RegisteredMemory {
     if (result < 0) memory_ = {};
     return -result;
   }
+  // Only when nothing is in flight, for which the kernel would wait.
+  void unregister_from(io_uring& ring) {
+    if (!memory_.empty()) (void)io_uring_unregister_buffers(&ring);
+    memory_ = {};
+  }
 
   // The slab that holds all of `attempt`, or -1.
   int slab_of(const TransferAttempt& attempt) const {
@@ -181,6 +186,10 @@ UringRing::Refusal UringRing::begin() {
 
 void UringRing::release_files() {
   parts_->files.unregister_from(parts_->ring);
+}
+
+void UringRing::release_memory() {
+  parts_->memory.unregister_from(parts_->ring);
 }
 
 void UringRing::prepare(IoKind kind, int descriptor, const TransferAttempt& attempt,

@@ -57,8 +57,11 @@ class UringRing {
   void take_back(std::vector<Completion>& target, int result);
   bool look();
 
-  // The owner calls this function just before its thread ends.
+  // The owner calls these functions just before its thread ends. Without them, the kernel gives
+  // files and memory free some time after the ring has ended. Memory must have no request in
+  // flight, because the call would wait for the request.
   void release_files();
+  void release_memory();
 
   const std::string& note() const { return note_; }
 

@@ -81,7 +81,16 @@ TraceRing* make_ring(std::uint64_t generation) {
   return ring_of_this_thread;
 }
 
+// In a forked child: the drainer is not there, and another thread may have held a lock. The trace
+// is the parent's, and nothing of the child gets into it.
+std::atomic<bool> is_in_child{false};
+void leave_trace_in_child() {
+  if (trace_is_on.exchange(false)) is_in_child.store(true);
+}
+
 void begin_generation(Recorder& all, std::uint32_t ring_records) {
+  static const int registered = ::pthread_atfork(nullptr, nullptr, leave_trace_in_child);
+  SLUICE_CHECK(registered == 0, "a fork handler can be registered");
   all.rings.clear();
   all.threads = 0;
   all.ring_records = ring_records;
@@ -218,6 +227,11 @@ void run_trace_polls() {
 }
 
 void trace_start(const TraceOptions& options) {
+  if (is_in_child)
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "trace_start: the trace's thread belongs to the process that forked this one; start "
+        "a process of its own for what is to be traced");
   Recorder& all = recorder();
   calibrate_trace_clock();
   const std::scoped_lock lock(all.mutex);
@@ -229,12 +243,14 @@ void trace_start(const TraceOptions& options) {
 }
 
 void trace_section(std::string_view name, std::string_view text) {
+  if (!trace_enabled()) return;
   Recorder& all = recorder();
   const std::scoped_lock lock(all.mutex);
   if (all.writer != nullptr) all.writer->add_section(name, text);
 }
 
 TraceResult trace_stop() {
+  if (is_in_child) return {};
   Recorder& all = recorder();
   std::unique_ptr<TraceWriter> writer;
   {
@@ -243,11 +259,14 @@ TraceResult trace_stop() {
     begin_generation(all, 0);
     writer = std::move(all.writer);
   }
-  return writer->finish();
+  const TraceResult result = writer->finish();
+  rest_trace_clock();
+  return result;
 }
 
 void trace_enable(std::uint32_t ring_records) {
   (void)trace_stop();
+  if (ring_records == 0) rest_trace_clock();
   Recorder& all = recorder();
   if (ring_records != 0) calibrate_trace_clock();
   const std::scoped_lock lock(all.mutex);

@@ -145,6 +145,12 @@ void calibrate_trace_clock() {
   calibration.last = now;
 }
 
+void rest_trace_clock() {
+  const std::scoped_lock lock(calibration.mutex);
+  calibration.first = {};
+  publish({}, 0);
+}
+
 void force_steady_trace_clock(bool forced) {
   {
     const std::scoped_lock lock(calibration.mutex);

@@ -23,6 +23,10 @@ std::uint64_t trace_now_ns();
 // Calibrates the counter against the steady clock. The first call takes two milliseconds.
 void calibrate_trace_clock();
 
+// Until the next calibration, trace_now_ns() reads the steady clock. Call this function when the
+// counter is no longer calibrated.
+void rest_trace_clock();
+
 // If `forced` is true, trace_now_ns() reads the steady clock. On a processor without an invariant
 // counter, trace_now_ns() always reads the steady clock.
 void force_steady_trace_clock(bool forced);

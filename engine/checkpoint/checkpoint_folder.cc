@@ -12,8 +12,11 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -21,6 +24,8 @@
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "base/file_flush.h"
+#include "base/fork_closed.h"
+#include "base/random_suffix.h"
 
 namespace sluice {
 namespace {
@@ -28,7 +33,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
-constexpr std::string_view kUnfinished = ".new-";  // followed by mkdtemp()'s choice
+constexpr std::string_view kUnfinished = ".new-";
 constexpr const char* kLatest = "latest";
 
 [[noreturn]] void fail_with(std::string_view what, const std::string& path, int error) {
@@ -77,8 +82,10 @@ void make_folder(const std::string& path) {
 void remove_checkpoint(const std::string& root, const CheckpointName& name) {
   const std::string path = root + "/" + name.text();
   const std::string doomed = root + "/" + std::string(kUnfinished) + name.text();
-  std::error_code ignored;
-  if (::rename(path.c_str(), doomed.c_str()) == 0) fs::remove_all(doomed, ignored);
+  if (::rename(path.c_str(), doomed.c_str()) != 0) fail_with("removal", path, errno);
+  std::error_code error;
+  fs::remove_all(doomed, error);
+  if (error) fail_with("removal", doomed, error.value());
 }
 
 void replace_link(const std::string& root, const std::string& target) {
@@ -127,14 +134,51 @@ std::vector<CheckpointName> list_checkpoints(const std::string& root) {
   return names;
 }
 
+struct CheckpointLock::Held {
+  explicit Held(UniqueFd locked) : file(std::move(locked)) { close_in_children(file.get()); }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() { forget_in_children(file.get()); }
+
+  UniqueFd file;
+  pid_t process = ::getpid();
+};
+
+// The locks of this process, by file. A lock ends under `mutex`, so that no other object of the
+// process meets one that is about to end.
+struct CheckpointLock::Table {
+  std::mutex mutex;
+  std::map<std::pair<dev_t, ino_t>, std::weak_ptr<Held>> held;
+};
+CheckpointLock::Table& CheckpointLock::table() {
+  static Table* const instance = new Table;  // outlives every object
+  return *instance;
+}
+
 CheckpointLock::CheckpointLock(const std::string& root) {
   make_folder(root);
   const std::string path = root + "/.lock";
-  file_ = open_file(path, O_RDWR | O_CREAT);
-  if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+  UniqueFd file = open_file(path, O_RDWR | O_CREAT);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail_with("stat", path, errno);
+  const std::scoped_lock guard(table().mutex);
+  std::weak_ptr<Held>& known = table().held[{status.st_dev, status.st_ino}];
+  held_ = known.lock();
+  if (held_ && held_->process == ::getpid()) return;
+  take(root, path, file.get());
+  known = held_ = std::make_shared<Held>(std::move(file));
+}
+
+CheckpointLock::~CheckpointLock() {
+  const std::scoped_lock guard(table().mutex);
+  held_.reset();
+}
+
+void CheckpointLock::take(const std::string& root, const std::string& path, int file) {
+  if (::flock(file, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail_with("locking", path, errno);
     std::array<char, 256> owner{};
-    const ssize_t bytes = ::pread(file_.get(), owner.data(), owner.size(), 0);
+    const ssize_t bytes = ::pread(file, owner.data(), owner.size(), 0);
     throw Error(ErrorCode::kInput,
                 fmt::format("checkpoint: \"{}\" is being written by another process ({}); name "
                             "another folder, or end that one first",
@@ -143,8 +187,8 @@ CheckpointLock::CheckpointLock(const std::string& root) {
   std::array<char, 128> host{};
   (void)::gethostname(host.data(), host.size() - 1);
   const std::string owner = fmt::format("host {}, process {}", host.data(), ::getpid());
-  if (::ftruncate(file_.get(), 0) != 0) fail_with("truncation", path, errno);
-  write_all(file_.get(), path, 0, std::as_bytes(std::span(owner)));
+  if (::ftruncate(file, 0) != 0) fail_with("truncation", path, errno);
+  write_all(file, path, 0, std::as_bytes(std::span(owner)));
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(root, error)) {
     const std::string name = entry.path().filename().string();
@@ -156,11 +200,12 @@ CheckpointLock::CheckpointLock(const std::string& root) {
   }
 }
 
-NewCheckpoint::NewCheckpoint(const std::string& root) : root_(root) {
-  make_folder(root);
-  std::string path = root + "/" + std::string(kUnfinished) + "XXXXXX";
-  if (::mkdtemp(path.data()) == nullptr) fail_with("creation", path, errno);
-  (void)::chmod(path.c_str(), 0755);  // mkdtemp() allows no other user
+NewCheckpoint::NewCheckpoint(const std::string& root) : root_(root), lock_(root) {
+  for (const std::string& name : lock_.removed())
+    notes_.push_back(
+        fmt::format("checkpoint: \"{}/{}\" was never finished, and has been removed", root, name));
+  const std::string path = fmt::format("{}/{}{}", root, kUnfinished, random_suffix());
+  if (::mkdir(path.c_str(), 0777) != 0) fail_with("creation", path, errno);
   folder_ = path;
 }
 
@@ -204,15 +249,27 @@ std::string NewCheckpoint::commit(std::uint64_t step, std::uint32_t keep) {
   if (::rename(folder_.c_str(), path.c_str()) != 0) fail_with("renaming", path, errno);
   folder_.clear();
   sync_names(root_);
-  replace_link(root_, own.text());
-  sync_names(root_);
+  // From here on the checkpoint is there, whatever happens to the link and to older ones.
+  attempt([&] {
+    replace_link(root_, own.text());
+    sync_names(root_);
+  });
   std::uint32_t kept = 1;
   for (const CheckpointName& name : names) {
     if (name.step > step) continue;  // a state beyond this step: kept
     const bool is_replaced = name.step == step;
-    if (is_replaced || (keep != 0 && ++kept > keep)) remove_checkpoint(root_, name);
+    if (is_replaced || (keep != 0 && ++kept > keep))
+      attempt([&] { remove_checkpoint(root_, name); });
   }
   return path;
+}
+
+void NewCheckpoint::attempt(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    notes_.emplace_back(error.what());
+  }
 }
 
 CheckpointFile::CheckpointFile(const std::string& folder, const std::string& name)

@@ -10,6 +10,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,30 +38,39 @@ std::optional<CheckpointName> checkpoint_name_from(std::string_view text);
 // Fails with kInput if `root` cannot be listed.
 std::vector<CheckpointName> list_checkpoints(const std::string& root);
 
-// With this lock, only one process at a time can write checkpoints to a folder. The lock ends with
-// the object or with the process.
+// With this lock, only one process at a time can write checkpoints to a folder. Several objects of
+// a process share the lock of a folder. The lock ends with the last of them or with the process.
 class CheckpointLock {
  public:
-  // Makes the folder if it is missing, and removes half-written checkpoints of a killed process.
+  // Makes the folder if it is missing. If this process did not have the lock before, the
+  // constructor removes half-written checkpoints of a killed process.
   // Fails with kInput if another process has the lock or if the folder cannot be made. The message
   // names the other process by host and number.
   explicit CheckpointLock(const std::string& root);
+  CheckpointLock(const CheckpointLock&) = delete;
+  CheckpointLock& operator=(const CheckpointLock&) = delete;
+  ~CheckpointLock();
   // The folders that the constructor has removed, because their checkpoints were incomplete.
   const std::vector<std::string>& removed() const { return removed_; }
 
  private:
-  UniqueFd file_;
+  struct Held;
+  struct Table;
+  static Table& table();
+  void take(const std::string& root, const std::string& path, int file);
+
+  std::shared_ptr<Held> held_;
   std::vector<std::string> removed_;
 };
 
-// A checkpoint that is being written. If commit() was not called, the destructor removes the
-// checkpoint.
+// A checkpoint that is being written, under the folder's lock. If commit() was not called, the
+// destructor removes the checkpoint.
 class NewCheckpoint {
  public:
   // Makes `root` if it is missing.
-  // Fails with kInput if the folder cannot be used, with kNoSpace if the disk is full, and with kIo
-  // if the drive reports an error. The functions below fail with the same errors as the
-  // constructor.
+  // Fails with kInput if the folder cannot be used or is locked, with kNoSpace if the disk is full,
+  // and with kIo if the drive reports an error. The functions below fail with the same errors as
+  // the constructor.
   explicit NewCheckpoint(const std::string& root);
   NewCheckpoint(const NewCheckpoint&) = delete;
   NewCheckpoint& operator=(const NewCheckpoint&) = delete;
@@ -75,12 +86,19 @@ class NewCheckpoint {
   // Gives the checkpoint its name, and returns the path. The caller has already synced every file
   // in the checkpoint. The call removes the oldest checkpoints until at most `keep` checkpoints of
   // steps up to `step` are left. Checkpoints of later steps are kept. If `keep` is 0, the call
-  // keeps the checkpoints of all steps.
+  // keeps the checkpoints of all steps. Once the checkpoint has its name, nothing fails any more: a
+  // link that cannot be replaced and an old checkpoint that cannot be removed are notes.
   std::string commit(std::uint64_t step, std::uint32_t keep);
+  // Lines of text for the user.
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
+  void attempt(const std::function<void()>& action);
+
   std::string root_;
+  CheckpointLock lock_;
   std::string folder_;  // empty after commit() has given the name
+  std::vector<std::string> notes_;
 };
 
 // The class writes one file of a new checkpoint. Any rank and any thread may write parts of the

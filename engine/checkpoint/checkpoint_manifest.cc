@@ -9,6 +9,7 @@
 
 #include <sluice/error.h>
 #include "engine/checkpoint/safetensors_header.h"
+#include "engine/checkpoint/untrusted_json.h"
 
 namespace sluice {
 namespace {
@@ -227,7 +228,7 @@ std::string manifest_text(const CheckpointManifest& manifest) {
 }
 
 CheckpointManifest parse_manifest(std::string_view text, const std::string& path) {
-  json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  json document = parse_untrusted_json<json>(text);
   if (!document.is_object())
     throw Error(ErrorCode::kDamaged,
                 fmt::format("\"{}\" is not a JSON object in its {} bytes: it is cut short, damaged "

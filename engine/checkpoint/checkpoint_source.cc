@@ -184,6 +184,7 @@ bool CheckpointSource::was_frozen(const std::string& tensor) const {
 void CheckpointSource::prepare(const StateDescription& wanted) {
   require_same_state(manifest_.state, wanted, precision_,
                      fmt::format("\"{}\"", path_of(std::string(kManifestName))));
+  restart_unfrozen(manifest_.state, wanted, manifest_.position);
 }
 
 CheckpointSource::Checked CheckpointSource::load(const CheckpointManifest::Stored& stored,

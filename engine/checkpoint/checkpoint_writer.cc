@@ -1,13 +1,10 @@
 #include "engine/checkpoint/checkpoint_writer.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <functional>
-#include <future>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -30,7 +27,6 @@ namespace {
 constexpr std::size_t kOpenFiles = 4;
 constexpr std::string_view kCheckpointSubject = "a checkpoint";
 constexpr std::size_t kSha256Digits = 64;
-constexpr auto kExchangePeriod = std::chrono::milliseconds(200);  // while ranks read files again
 
 // The bytes of `count` elements from element `begin` of a block on, as files have them. Planes have
 // the same bytes, but for smaller moments, which are decoded to `decoded`.
@@ -102,7 +98,7 @@ SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosit
                                        const SaveOptions& options, const VisitBlocks& visit_blocks,
                                        std::vector<std::string> application) {
   begin(root, position, options);
-  ranks_.together(kCheckpointSubject, [&] {
+  ranks_.together_for_long(kCheckpointSubject, [&] {
     if (!writes_blocks()) return;
     std::vector<AlignedBuffer> rooms(open_files_.size());
     visit_blocks([&](const BlockView& view, std::uint32_t place) {
@@ -175,6 +171,7 @@ SavedCheckpoint CheckpointWriter::finish(const std::optional<Error>& failure,
     for (const auto& [name, text] : options_.files) fresh_->write(name, text);
     fresh_->write(std::string(kManifestName), manifest_text(manifest));
     saved.path = fresh_->commit(position_.step, options_.keep);
+    saved.notes = fresh_->notes();
   });
   saved.path = ranks_.share(saved.path, kCheckpointSubject);
   return saved;
@@ -273,7 +270,8 @@ std::string CheckpointWriter::own_sha256(const CheckpointManifest& manifest) con
                     .ranges = {{.size_bytes = manifest.files[i].size_bytes}}};
     for (const CheckpointManifest::Stored& stored : manifest.stored) {
       if (stored.file != i) continue;
-      const CheckpointManifest::Piece& last = stored.pieces.back();
+      const CheckpointManifest::Piece last =  // of a tensor without elements there is none
+          stored.pieces.empty() ? CheckpointManifest::Piece{} : stored.pieces.back();
       file.ranges.push_back({.begin_bytes = stored.begin_bytes,
                              .size_bytes = (last.first_element + last.element_count) *
                                            safetensors_element_bytes(stored.dtype)});
@@ -284,20 +282,9 @@ std::string CheckpointWriter::own_sha256(const CheckpointManifest& manifest) con
   return own;
 }
 
-// A large file takes longer than a rank waits for another (sharding.timeout), so the ranks exchange
-// while they read.
 void CheckpointWriter::add_sha256(CheckpointManifest& manifest) const {
-  std::future<std::string> reading =
-      std::async(ranks_.are_several() ? std::launch::async : std::launch::deferred,
-                 [&] { return own_sha256(manifest); });
-  for (bool is_done = !ranks_.are_several(); !is_done;) {
-    const bool is_own_done = reading.wait_for(kExchangePeriod) == std::future_status::ready;
-    const std::vector<std::byte> done =
-        ranks_.exchange(std::array{std::byte{is_own_done}}, kCheckpointSubject);
-    is_done = std::ranges::find(done, std::byte{0}) == done.end();
-  }
   std::string own;
-  ranks_.together(kCheckpointSubject, [&] { own = reading.get(); });
+  ranks_.together_for_long(kCheckpointSubject, [&] { own = own_sha256(manifest); });
   std::vector<std::istringstream> lines;
   for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(own)), kCheckpointSubject))
     lines.emplace_back(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));

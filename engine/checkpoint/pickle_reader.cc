@@ -34,7 +34,7 @@ class PickleMachine {
     for (;;) {
       opcode_at_ = at_;
       const auto opcode = static_cast<unsigned char>(take(1)[0]);
-      if (opcode == '.') return pop();
+      if (opcode == '.') return {all_, pop().get()};  // which keeps the others alive
       if (stack_.size() > kStackMax) fail("more values than a file of tensors has");
       if (!push_constant(opcode) && !remember(opcode) && !collect(opcode) && !build(opcode))
         fail(fmt::format("opcode {:#04x}, expected one that files of tensors use", opcode));
@@ -72,6 +72,7 @@ class PickleMachine {
   template <class Value>
   void push(Value value) {
     stack_.push_back(std::make_shared<PickleValue>(PickleValue{std::move(value)}));
+    all_->objects.push_back(stack_.back());
   }
   PickleObject pop() {
     const bool is_empty = stack_.size() <= (marks_.empty() ? 0 : marks_.back());
@@ -110,8 +111,22 @@ class PickleMachine {
   std::vector<std::uint64_t> extents(const PickleObject& object) const;
   std::uint64_t count_of(const PickleObject& object) const;
 
+  // Empties every object before the first one dies. Otherwise the end of a value would end those in
+  // it, and so on, through as many levels as a file has; and values that have each other would
+  // stay.
+  struct Objects {
+    Objects() = default;
+    Objects(const Objects&) = delete;
+    Objects& operator=(const Objects&) = delete;
+    ~Objects() {
+      for (const PickleObject& object : objects) object->value = PickleNone{};
+    }
+    std::vector<PickleObject> objects;
+  };
+
   std::string_view bytes_;
   const std::string& path_;
+  std::shared_ptr<Objects> all_ = std::make_shared<Objects>();
   std::size_t at_ = 0;
   std::size_t opcode_at_ = 0;
   std::vector<PickleObject> stack_;

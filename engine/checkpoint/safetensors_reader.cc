@@ -12,6 +12,7 @@
 #include <sluice/error.h>
 #include <sluice/safetensors.h>
 #include "engine/checkpoint/safetensors_file.h"
+#include "engine/checkpoint/untrusted_json.h"
 
 namespace sluice {
 namespace {
@@ -29,7 +30,7 @@ std::map<std::string, std::string> read_index(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file) fail_reading(path, "it cannot be read");
-  const auto index = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto index = parse_untrusted_json<nlohmann::json>(text);
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (map == index.end() || !map->is_object() || map->empty())
     fail_reading(path, "field \"weight_map\" is missing: it is no index of safetensors files");

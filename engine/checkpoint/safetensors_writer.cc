@@ -13,6 +13,7 @@
 #include <sluice/error.h>
 #include <sluice/safetensors.h>
 #include "base/file_flush.h"
+#include "base/random_suffix.h"
 #include "base/unique_fd.h"
 #include "engine/checkpoint/safetensors_header.h"
 
@@ -29,13 +30,17 @@ constexpr std::uint64_t kPieceBytes = 4 << 20;
                           file_remedy(error)));
 }
 
-// The new content of a file, under a name of its own until it is whole.
+// The new content of a file, under a name of its own until it is whole. As far as the system
+// allows, it gets the owner and the mode of the file that it replaces.
 class Replacement {
  public:
-  explicit Replacement(const std::string& path) : path_(path), own_(path + ".XXXXXX") {
-    file_ = UniqueFd(::mkstemp(own_.data()));
+  explicit Replacement(const std::string& path)
+      : path_(path), own_(fmt::format("{}.{}", path, random_suffix())) {
+    file_ = UniqueFd(::open(own_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!file_) fail_writing("creation", path, errno);
-    (void)::fchmod(file_.get(), 0644);  // mkstemp() makes it private
+    struct stat old {};
+    if (::stat(path.c_str(), &old) == 0 && ::fchown(file_.get(), old.st_uid, old.st_gid) == 0)
+      (void)::fchmod(file_.get(), old.st_mode & 0777);
   }
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;

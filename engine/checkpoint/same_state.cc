@@ -1,6 +1,8 @@
 #include "engine/checkpoint/same_state.h"
 
 #include <map>
+#include <set>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -64,6 +66,15 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
   if (!by_name.empty())
     refuse("model", fmt::format("with a tensor \"{}\"", by_name.begin()->first), "none",
            kOtherModel);
+}
+
+void restart_unfrozen(const StateDescription& own, const StateDescription& wanted,
+                      StatePosition& position) {
+  std::set<std::string_view> frozen;
+  for (const StateDescription::Tensor& tensor : own.tensors)
+    if (tensor.is_frozen) frozen.insert(tensor.name);
+  for (const StateDescription::Tensor& tensor : wanted.tensors)
+    if (!tensor.is_frozen && frozen.contains(tensor.name)) position.tensor_updates[tensor.name] = 0;
 }
 
 }  // namespace sluice

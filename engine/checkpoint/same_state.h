@@ -13,4 +13,9 @@ namespace sluice {
 void require_same_state(const StateDescription& own, const StateDescription& wanted,
                         CheckpointPrecision precision, const std::string& where);
 
+// Sets the number of updates to 0 for each tensor that is frozen in `own` and not in `wanted`: it
+// begins with zero moments, and the bias correction has to know.
+void restart_unfrozen(const StateDescription& own, const StateDescription& wanted,
+                      StatePosition& position);
+
 }  // namespace sluice

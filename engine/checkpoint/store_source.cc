@@ -141,6 +141,7 @@ void StoreSource::add_part(std::uint32_t rank, StoreFiles files, const CommitRec
 void StoreSource::prepare(const StateDescription& wanted) {
   require_same_state(description_, wanted, precision_,
                      fmt::format("the store \"{}\"", options_.name));
+  restart_unfrozen(description_, wanted, position_);
 }
 
 const TensorPlace& StoreSource::find(const std::string& tensor) const {

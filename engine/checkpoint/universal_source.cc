@@ -57,6 +57,13 @@ UniversalSource::UniversalSource(const std::string& parameters) : parameters_(pa
                     "again with DeepSpeed's ds_to_universal",
                     parameters));
   for (const auto& [tensor, folder] : folders_) add_step(tensor);
+  if (first_stepped_.empty())
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" does not say how many updates its moments have seen: no "
+                            "parameter has a step.pt; write it again with DeepSpeed's "
+                            "ds_to_universal from an optimizer that counts steps by parameter, as "
+                            "torch's AdamW does, or begin with the weights alone",
+                            parameters));
 }
 
 // All of the state is at one step; a parameter without a file of its own goes with the others.

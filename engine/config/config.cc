@@ -9,12 +9,11 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "cpu_optim/optimizer_options.h"
 
 namespace sluice {
 namespace {
 
-// The smallest normal number of fp32, rounded up.
-constexpr double kEpsilonMin = 1.2e-38;
 // Beyond this, a drive gains nothing, and every buffer has a thread.
 constexpr std::uint32_t kSaveBuffersMax = 16;
 // Within these, neither the scaled gradients of an ordinary model nor the inverse become denormal.
@@ -256,8 +255,10 @@ void validate(const Config& config) {
   require(adam.epsilon >= kEpsilonMin, "optimizer.adam.epsilon",
           fmt::format("{} is less than {}, below which fp32 loses precision and has no numbers",
                       adam.epsilon, kEpsilonMin));
-  require(adam.weight_decay >= 0, "optimizer.adam.weight_decay",
-          fmt::format("{} is negative", adam.weight_decay));
+  require(adam.epsilon <= kEpsilonMax, "optimizer.adam.epsilon",
+          fmt::format("{} is more than {}, the largest number of fp32", adam.epsilon, kEpsilonMax));
+  require(adam.weight_decay >= 0 && std::isfinite(adam.weight_decay), "optimizer.adam.weight_decay",
+          fmt::format("{} is not finite and at least 0", adam.weight_decay));
   require(config.optimizer.momentum >= 0 && config.optimizer.momentum < 1, "optimizer.momentum",
           fmt::format("{} is not in [0, 1)", config.optimizer.momentum));
   for (const Config::Optimizer::Group& group : config.optimizer.groups) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -30,9 +31,10 @@ void check_tensors(std::span<const DetachedTensor> tensors, bool has_device) {
   for (const DetachedTensor& tensor : tensors) {
     if (tensor.name.empty()) refuse_call("detached optimizer: a tensor has no name");
     if (tensor.is_on_device && !has_device)
-      refuse_call(fmt::format("detached optimizer: tensor \"{}\" is on a device, but no device is "
-                              "given",
-                              tensor.name));
+      refuse_call(
+          fmt::format("detached optimizer: tensor \"{}\" is on a device, but no device is "
+                      "given",
+                      tensor.name));
   }
 }
 
@@ -72,8 +74,8 @@ struct DetachedOptimizer::Parts {
         arena(granted_threads(config.threads)),
         worker(1, scheduler),
         staging(plan.staging_slots == 0 ? std::optional<DetachedStaging>()
-                                        : std::optional<DetachedStaging>(
-                                              std::in_place, plan, *given_device, scheduler)),
+                                        : std::optional<DetachedStaging>(std::in_place, plan,
+                                                                         *given_device, scheduler)),
         flow(config.storage,
              {.plan = plan,
               .tensors = tensors,
@@ -81,7 +83,6 @@ struct DetachedOptimizer::Parts {
               .worker = worker,
               .staging = staging ? &*staging : nullptr},
              decorate) {
-    if (!flow.note().empty()) notes.push_back(flow.note());
     scheduler.settle_with([this] { return flow.settle(); });
   }
   ~Parts() { scheduler.settle_with({}); }
@@ -139,8 +140,12 @@ UpdateCoefficients DetachedOptimizer::Parts::check(const DetachedUpdate& update)
     const OptimizerOptions options{
         .kind = config.optimizer.kind, .adam = update.adam, .momentum = update.momentum};
     validate(options);
-    return coefficients_of(options, update.learning_rate, update.step,
-                           static_cast<float>(update.gradient_scale));
+    const auto scale = static_cast<float>(update.gradient_scale);
+    if (scale == 0 && update.gradient_scale != 0)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("optimizer: the gradient's scale is {}, which is 0 in fp32",
+                              update.gradient_scale));
+    return coefficients_of(options, update.learning_rate, update.step, scale);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("begin: tensor \"{}\": {}", found.name, error.what()));
   }
@@ -187,25 +192,25 @@ void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
     bool was_fresh = false;
   };
   const bool is_remote = tensors[update.tensor].is_on_device;
-  auto job = std::make_shared<Job>(Job{.values = values_of(update, plan.blocks[block]),
-                                       .gradient_dtype = update.gradient_dtype,
-                                       .rounding_key = rounding_key_of_step(
-                                           config.optimizer.rounding_seed, update.step),
-                                       .coefficients = coefficients,
-                                       .outcome = {}});
+  auto job = std::make_shared<Job>(
+      Job{.values = values_of(update, plan.blocks[block]),
+          .gradient_dtype = update.gradient_dtype,
+          .rounding_key = rounding_key_of_step(config.optimizer.rounding_seed, update.step),
+          .coefficients = coefficients,
+          .outcome = {}});
   if (uncomputed[update.tensor]++ == 0) ++pending;
   flow.add({.kind = DetachedJob::Kind::kUpdate,
             .block = block,
             .work =
                 [this, job, block, is_remote](const DetachedJob::Ground& ground) {
                   job->was_fresh = ground.is_fresh;
-                  const BlockValues values{
-                      .parameter =
-                          is_remote ? staging->parameter(ground.place) : job->values.parameter,
-                      .gradient = is_remote ? staging->gradient(ground.place, block)
-                                            : job->values.gradient,
-                      .gradient_dtype = job->gradient_dtype,
-                      .rounding_key = job->rounding_key};
+                  const BlockValues values{.parameter = is_remote ? staging->parameter(ground.place)
+                                                                  : job->values.parameter,
+                                           .gradient = is_remote
+                                                           ? staging->gradient(ground.place, block)
+                                                           : job->values.gradient,
+                                           .gradient_dtype = job->gradient_dtype,
+                                           .rounding_key = job->rounding_key};
                   if (ground.is_fresh) make_fresh(plan.blocks[block], ground.record);
                   job->outcome = update_detached(plan.blocks[block], values, job->coefficients,
                                                  ground.record, arena);
@@ -244,9 +249,10 @@ DetachedOptimizer::~DetachedOptimizer() = default;
 void DetachedOptimizer::begin(std::span<const DetachedUpdate> updates) {
   for (const DetachedUpdate& update : updates)
     if (const DetachedTensor& tensor = parts_->tensor("begin", update.tensor); tensor.is_on_device)
-      refuse_call(fmt::format("begin: tensor \"{}\" is on the device; give the stream whose work "
-                              "makes its gradient",
-                              tensor.name));
+      refuse_call(
+          fmt::format("begin: tensor \"{}\" is on the device; give the stream whose work "
+                      "makes its gradient",
+                      tensor.name));
   parts_->begin(updates, std::nullopt);
 }
 
@@ -353,8 +359,10 @@ DetachedReport DetachedOptimizer::report() {
   return report;
 }
 
-const std::vector<std::string>& DetachedOptimizer::notes() const {
-  return parts_->notes;
+std::vector<std::string> DetachedOptimizer::take_notes() {
+  std::vector<std::string> notes = std::exchange(parts_->notes, {});
+  std::ranges::move(parts_->flow.take_notes(), std::back_inserter(notes));
+  return notes;
 }
 
 }  // namespace sluice

@@ -47,10 +47,10 @@ void cut(DetachedPlan& plan, const Config& config, std::span<const DetachedTenso
   plan.staging_bytes = 0;
   for (const DetachedBlock& block : plan.blocks) {
     if (!tensors[block.tensor].is_on_device) continue;
-    plan.staging_bytes = std::max(
-        plan.staging_bytes,
-        align_up(staged_gradient_offset(block) + block.element_count * kGradientBytesMax,
-                 kRecordAlignBytes));
+    plan.staging_bytes =
+        std::max(plan.staging_bytes,
+                 align_up(staged_gradient_offset(block) + block.element_count * kGradientBytesMax,
+                          kRecordAlignBytes));
   }
   plan.staging_slots = plan.staging_bytes == 0 ? 0 : kStagingSlots;
 }

@@ -43,10 +43,9 @@ DetachedStaging::Place DetachedStaging::take() {
 void DetachedStaging::bring(Place place, std::uint32_t block, const DeviceValues& values,
                             std::function<void()> done) {
   std::byte* const target = parameter(place);
-  const std::array pieces{
-      CopyPiece{target, values.parameter, values.parameter_bytes},
-      CopyPiece{target + staged_gradient_offset(plan_.blocks[block]), values.gradient,
-                values.gradient_bytes}};
+  const std::array pieces{CopyPiece{target, values.parameter, values.parameter_bytes},
+                          CopyPiece{target + staged_gradient_offset(plan_.blocks[block]),
+                                    values.gradient, values.gradient_bytes}};
   const TraceRecord record{.begin_ns = trace_now_ns(),
                            .size_bytes = values.parameter_bytes + values.gradient_bytes,
                            .unit = plan_.blocks[block].tensor,

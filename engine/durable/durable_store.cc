@@ -39,7 +39,7 @@ struct OfferWords {
   }
 };
 
-// What a rank has found on its paths, in the form for the exchange.
+// The finding of a rank on its paths, in the form for the exchange.
 struct FindingWords {
   std::uint64_t presence = 0;
   StoreId id{};

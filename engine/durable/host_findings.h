@@ -1,4 +1,4 @@
-// What the ranks of several hosts together know of a store. Each host has storage paths of its own,
+// The findings of several hosts are put together into one. Each host has storage paths of its own,
 // so a kill during the creation can leave the hosts with different marks.
 //
 // Pure.

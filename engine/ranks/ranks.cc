@@ -190,6 +190,7 @@ std::vector<std::vector<std::byte>> Ranks::gather(std::span<const std::byte> own
     const std::byte* const begin = all.data() + rank * padded.size();
     std::uint64_t bytes = 0;
     std::memcpy(&bytes, begin, sizeof bytes);
+    SLUICE_CHECK(bytes <= length.most, "a rank says no more than it has announced");
     said.emplace_back(begin + sizeof bytes, begin + sizeof bytes + bytes);
   }
   return said;
@@ -203,19 +204,6 @@ std::string Ranks::share(const std::string& text, std::string_view subject) {
   if (are_several() && length.most != 0)
     broadcast(std::as_writable_bytes(std::span(shared)), 0, subject);
   return shared;
-}
-
-void Ranks::share_failure(const std::optional<Error>& own, std::string_view subject) {
-  RankRange worst(own ? 1 + static_cast<std::uint64_t>(own->code()) : 0);
-  try {
-    all_reduce({}, std::span(&worst, 1), subject);
-  } catch (const Error&) {
-    if (!own) throw;  // otherwise the others know already, and some may have left by now
-  }
-  if (own) throw *own;
-  if (worst.most != 0)
-    throw Error(static_cast<ErrorCode>(worst.most - 1),
-                fmt::format("{}: another rank has failed, and says why", subject));
 }
 
 void Ranks::require_agreement(std::string_view description, std::string_view subject) {

@@ -153,6 +153,11 @@ class Ranks {
     share_failure(failure, subject);
   }
 
+  // Like together(), for a body that may take longer on one rank than other ranks wait
+  // (sharding.timeout). The ranks exchange beside the body, which runs on the calling thread and
+  // makes no call of this object.
+  void together_for_long(std::string_view subject, const std::function<void()>& body);
+
   // Registers `memory` with the collectives (Collectives::use_memory). This memory holds gathered
   // units, or holds gradients during a reduction.
   void use_memory(std::span<std::byte> memory);

@@ -282,7 +282,12 @@ WindowProgress StepLoop::halt_fetches(Prefetcher& fetches, std::optional<UnitId>
     own.pass = static_cast<std::uint64_t>(pass);
     NormAccumulator::Words none{};
     std::uint64_t fetched = progress.fetched + (progress.is_partly_fetched ? 1 : 0);
-    vote(ranks_, layout_, own, none, fetched, "a change of the schedule");
+    try {
+      vote(ranks_, layout_, own, none, fetched, "a change of the schedule");
+    } catch (const Error& error) {
+      scheduler_.fail(error);  // fetching has stopped, and there is no way on
+      throw;
+    }
     if (ranks_.shard_parameters())
       scheduler_.run([&] { fetches.fetch_up_to(static_cast<std::uint32_t>(fetched)); });
   }

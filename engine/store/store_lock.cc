@@ -1,13 +1,11 @@
 #include "engine/store/store_lock.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <ctime>
@@ -19,40 +17,13 @@
 
 #include <sluice/error.h>
 #include "base/file_flush.h"
+#include "base/fork_closed.h"
 
 namespace sluice {
 namespace {
 
 constexpr std::size_t kTextBytes = 512;  // a sector: written whole
 constexpr const char* kTitle = "sluice store 1";
-
-// Descriptors that a forked child closes. Otherwise a child that lives on would hold the lock for a
-// parent that has ended.
-constexpr std::size_t kLocksMax = 256;
-std::array<std::atomic<int>, kLocksMax> held;  // descriptor + 1; 0: free
-
-void close_in_child() {
-  for (std::atomic<int>& entry : held)
-    if (const int descriptor = entry.exchange(0) - 1; descriptor >= 0) ::close(descriptor);
-}
-
-void remember(int descriptor) {
-  static const int registered = ::pthread_atfork(nullptr, nullptr, close_in_child);
-  SLUICE_CHECK(registered == 0, "a fork handler can be registered");
-  for (std::atomic<int>& entry : held) {
-    int nobody = 0;
-    if (entry.compare_exchange_strong(nobody, descriptor + 1)) return;
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("more than {} storage paths are locked by one process", kLocksMax));
-}
-
-void forget(int descriptor) {
-  for (std::atomic<int>& entry : held) {
-    int own = descriptor + 1;
-    if (entry.compare_exchange_strong(own, 0)) return;
-  }
-}
 
 struct LockText {
   StoreMark mark;
@@ -179,10 +150,10 @@ StoreLock::StoreLock(const std::string& directory, const std::string& name, cons
       job_(job),
       descriptor_(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)) {
   if (!descriptor_) throw_unusable(path_, errno);
-  remember(descriptor_.get());
+  close_in_children(descriptor_.get());
   if (::flock(descriptor_.get(), LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
-    forget(descriptor_.get());
+    forget_in_children(descriptor_.get());
     if (error != EWOULDBLOCK) throw_unusable(path_, error);
     const LockText text = read_text(descriptor_.get(), path_);
     if (job.empty() || text.job != job)
@@ -198,7 +169,7 @@ StoreLock::StoreLock(const std::string& directory, const std::string& name, cons
     mark_ = read_text(descriptor_.get(), path_).mark;
     write_text();  // names the holder
   } catch (...) {
-    forget(descriptor_.get());
+    forget_in_children(descriptor_.get());
     throw;
   }
 }
@@ -206,7 +177,7 @@ StoreLock::StoreLock(const std::string& directory, const std::string& name, cons
 StoreLock::StoreLock(StoreLock&& other) noexcept = default;
 
 StoreLock::~StoreLock() {
-  if (descriptor_) forget(descriptor_.get());
+  if (descriptor_) forget_in_children(descriptor_.get());
 }
 
 void StoreLock::set_mark(const StoreMark& mark) {

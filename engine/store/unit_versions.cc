@@ -1,5 +1,6 @@
 #include "engine/store/unit_versions.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,15 +22,16 @@ void UnitVersions::restore(const StatePosition& position) {
   for (const UnitPlace& unit : layout_.units()) {
     if (unit.is_frozen) continue;
     const auto tensors = layout_.tensors_of(unit.id);
-    const std::uint64_t updates = updates_of(tensors.front());
+    const TensorPlace& most = *std::ranges::max_element(tensors, {}, updates_of);
+    const std::uint64_t updates = updates_of(most);
     for (const TensorPlace& tensor : tensors) {
-      if (updates_of(tensor) == updates) continue;
-      throw Error(
-          ErrorCode::kInput,
-          fmt::format("\"{}\" has seen {} updates and \"{}\" {}, but both are in unit "
-                      "\"{}\", whose tensors are updated together; keep them in units of "
-                      "their own, as in the run that has saved the state",
-                      tensors.front().name, updates, tensor.name, updates_of(tensor), unit.name));
+      // A tensor that was frozen until now joins those that it is updated with.
+      if (updates_of(tensor) == updates || updates_of(tensor) == 0) continue;
+      throw Error(ErrorCode::kInput,
+                  fmt::format("\"{}\" has seen {} updates and \"{}\" {}, but both are in unit "
+                              "\"{}\", whose tensors are updated together; keep them in units of "
+                              "their own, as in the run that has saved the state",
+                              most.name, updates, tensor.name, updates_of(tensor), unit.name));
     }
     versions[index_of(unit.id)] = updates;
   }

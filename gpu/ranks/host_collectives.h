@@ -84,6 +84,24 @@ class HostCollectives : public Collectives {
   virtual void run(const Broadcast& broadcast, std::uint64_t sequence) = 0;
   virtual void run(const Barrier& barrier, std::uint64_t sequence) = 0;
 
+  // Returns the largest `own` of all ranks. The call is an operation of the object, and blocks.
+  // No other operation of the object is under way.
+  std::uint64_t agree_on_maximum(std::uint64_t own, std::string_view subject) {
+    if (group_.count() == 1) return own;
+    std::uint64_t word = ~own;
+    try {
+      failure_->throw_if_set();
+      run(
+          AllReduceIntegers{
+              .data = reinterpret_cast<std::byte*>(&word), .minimum_count = 1, .subject = subject},
+          sequence_++);
+    } catch (const Error& error) {
+      failure_->set(error);
+      throw;
+    }
+    return ~word;
+  }
+
   HostDevice& device() const { return device_; }
   const std::shared_ptr<RankFailure>& failure() const { return failure_; }
   const RankGroup& group() const { return group_; }

@@ -12,6 +12,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "gpu/ranks/integer_reduction.h"
+#include "gpu/ranks/operation_hash.h"
 
 namespace sluice {
 namespace {
@@ -54,18 +55,39 @@ HostExchange::HostExchange(const HostNeighbors& neighbors, const HostCollectives
 }
 
 template <class Body>
-void HostExchange::attempt(std::string_view kind, std::string_view subject, const Body& body) {
+void HostExchange::attempt(std::string_view kind, std::string_view subject, const Shape& shape,
+                           const Body& body) {
+  operation_ = operation_hash(kind, shape.size, shape.type);
   how_ = {.timeout_s = options_.timeout_s,
           .kind = kind,
           .subject = subject,
           .on_wait = &options_.on_wait};
-  ++step_;
+  begin_step();
   try {
     body();
   } catch (...) {
     retract();
     throw;
   }
+}
+
+// Relaxed: the step is published later, or by a later step.
+void HostExchange::begin_step() {
+  ++step_;
+  signals_[group_.rank]->operations[step_ % RankSignals::kStepsKept].store(
+      step_ << 32 | operation_, std::memory_order_relaxed);
+}
+
+// Comes after `peer` has published this step.
+void HostExchange::require_same_operation(std::uint32_t peer) const {
+  const auto& kept = signals_[peer]->operations[step_ % RankSignals::kStepsKept];
+  const std::uint64_t word = kept.load(std::memory_order_relaxed);
+  if (word >> 32 != (step_ & UINT32_MAX) || (word & UINT32_MAX) == operation_) return;
+  throw Error(
+      ErrorCode::kRanks,
+      fmt::format("rank {} runs {} of \"{}\", and rank {} another operation or one of another "
+                  "size: the ranks disagree; let all make the same calls",
+                  group_.members[group_.rank], how_.kind, how_.subject, group_.members[peer]));
 }
 
 // Visits every rank but this one. Each begins with its successor, so that not all read from one.
@@ -88,6 +110,7 @@ void HostExchange::for_each_published(const Body& body) {
   is_done_.assign(group_.count(), false);
   for_each_peer([&](std::uint32_t peer) {
     if (!has_reached(peer, &RankSignals::published, step_)) return;
+    require_same_operation(peer);
     body(peer);
     is_done_[peer] = true;
   });
@@ -99,7 +122,7 @@ void HostExchange::for_each_published(const Body& body) {
 }
 
 void HostExchange::run(const AllGather& gather) {
-  attempt("all_gather", gather.subject, [&] {
+  attempt("all_gather", gather.subject, {.size = gather.shard_bytes}, [&] {
     uses_slots(gather.shard_bytes, gather.shard_bytes) ? gather_by_slots(gather)
                                                        : gather_by_reading(gather);
   });
@@ -129,7 +152,10 @@ void HostExchange::gather_by_reading(const AllGather& gather) {
 void HostExchange::run(const ReduceScatter& operation) {
   const auto ranks = group_.count();
   const RankReduction reduction = reduction_of(operation, ranks);
-  attempt(reduction.kind, reduction.subject, [&] {
+  const auto types = static_cast<std::uint32_t>(operation.source_type) << 8 |
+                     static_cast<std::uint32_t>(operation.target_type);
+  const Shape shape{.size = operation.shard_elements, .type = types};
+  attempt(reduction.kind, reduction.subject, shape, [&] {
     const std::uint64_t share_bytes = reduction.share * size_of(reduction.source_type);
     if (uses_slots(share_bytes, (ranks - 1) * share_bytes)) return reduce_by_slots(reduction);
     reduce_by_reading(reduction);
@@ -137,7 +163,7 @@ void HostExchange::run(const ReduceScatter& operation) {
   });
 }
 
-// A slot holds the shares one after the other, without the rank's own.
+// A slot holds the shares in order, without the rank's own.
 void HostExchange::reduce_by_slots(const RankReduction& reduction) {
   const std::uint64_t share_bytes = reduction.share * size_of(reduction.source_type);
   const auto place = [&](std::uint32_t share, std::uint32_t slot_owner) {
@@ -188,7 +214,9 @@ void HostExchange::sum(const RankReduction& reduction, ElementRange piece, std::
 }
 
 void HostExchange::run(const AllReduce& operation) {
-  attempt("all_reduce", operation.subject, [&] {
+  const Shape shape{.size = operation.element_count,
+                    .type = static_cast<std::uint32_t>(operation.type)};
+  attempt("all_reduce", operation.subject, shape, [&] {
     const std::uint64_t size_bytes = operation.element_count * size_of(operation.type);
     uses_slots(size_bytes, size_bytes) ? all_reduce_by_slots(operation)
                                        : all_reduce_by_reading(operation);
@@ -213,7 +241,7 @@ void HostExchange::all_reduce_by_slots(const AllReduce& operation) {
 void HostExchange::all_reduce_by_reading(const AllReduce& operation) {
   const RankReduction reduction = reduction_of(operation, group_.rank, group_.count());
   reduce_by_reading(reduction);
-  ++step_;
+  begin_step();
   publish(operation.data);
   for_each_published([&](std::uint32_t peer) {
     const ElementRange theirs = reduction.range(peer);
@@ -226,11 +254,13 @@ void HostExchange::all_reduce_by_reading(const AllReduce& operation) {
 
 // There are usually few enough words for one slot; otherwise one slot follows the other.
 void HostExchange::run(const AllReduceIntegers& operation) {
-  attempt("all_reduce_integers", operation.subject, [&] {
+  const Shape shape{.size = operation.count(),
+                    .type = static_cast<std::uint32_t>(operation.sum_count)};
+  attempt("all_reduce_integers", operation.subject, shape, [&] {
     constexpr std::uint64_t kSlotWords = HostNeighbors::kSlotBytes / sizeof(std::uint64_t);
     std::uint64_t first = 0;
     do {
-      if (first != 0) ++step_;
+      if (first != 0) begin_step();
       const std::uint64_t words = std::min(kSlotWords, operation.count() - first);
       std::byte* const own = operation.data + first * sizeof(std::uint64_t);
       copy_bytes(begin_slot_step(), own, words * sizeof(std::uint64_t));
@@ -245,26 +275,27 @@ void HostExchange::run(const AllReduceIntegers& operation) {
 }
 
 void HostExchange::run(const Broadcast& broadcast) {
-  attempt("broadcast", broadcast.subject, [&] {
-    const bool is_small = uses_slots(broadcast.size_bytes, broadcast.size_bytes);
-    if (group_.rank != broadcast.root) {
-      if (is_small) {
-        await(broadcast.root, &RankSignals::published, step_);
-        copy_bytes(broadcast.data, slot_of(broadcast.root), broadcast.size_bytes);
-      } else {
-        read(broadcast.root, 0, broadcast.data, broadcast.size_bytes);
-      }
-      return consume();
-    }
-    if (is_small) copy_bytes(begin_slot_step(), broadcast.data, broadcast.size_bytes);
-    publish(broadcast.data);
-    consume();
-    if (!is_small) await_all(&RankSignals::consumed, step_);
-  });
+  attempt("broadcast", broadcast.subject, {.size = broadcast.size_bytes, .type = broadcast.root},
+          [&] {
+            const bool is_small = uses_slots(broadcast.size_bytes, broadcast.size_bytes);
+            if (group_.rank != broadcast.root) {
+              if (is_small) {
+                await(broadcast.root, &RankSignals::published, step_);
+                copy_bytes(broadcast.data, slot_of(broadcast.root), broadcast.size_bytes);
+              } else {
+                read(broadcast.root, 0, broadcast.data, broadcast.size_bytes);
+              }
+              return consume();
+            }
+            if (is_small) copy_bytes(begin_slot_step(), broadcast.data, broadcast.size_bytes);
+            publish(broadcast.data);
+            consume();
+            if (!is_small) await_all(&RankSignals::consumed, step_);
+          });
 }
 
 void HostExchange::run(const Barrier& barrier) {
-  attempt("barrier", barrier.subject, [&] {
+  attempt("barrier", barrier.subject, {}, [&] {
     publish();
     await_all(&RankSignals::published, step_);
     consume();
@@ -337,7 +368,7 @@ void HostExchange::await_all(Counter counter, std::uint64_t step) {
   for_each_peer([&](std::uint32_t peer) { await(peer, counter, step); });
 }
 
-void HostExchange::await(std::uint32_t peer, Counter counter, std::uint64_t step) {
+void HostExchange::await_step(std::uint32_t peer, Counter counter, std::uint64_t step) {
   for (std::uint32_t looks = 0; looks < kLooksBeforeYield; ++looks) {
     if (has_reached(peer, counter, step)) return;
     pause_core();

@@ -64,8 +64,15 @@ class HostExchange {
  private:
   using Counter = std::atomic<std::uint64_t> RankSignals::*;
 
+  // The arguments of an operation that all ranks have to pass alike. `type` also has the root of a
+  // broadcast.
+  struct Shape {
+    std::uint64_t size = 0;
+    std::uint32_t type = 0;
+  };
   template <class Body>
-  void attempt(std::string_view kind, std::string_view subject, const Body& body);
+  void attempt(std::string_view kind, std::string_view subject, const Shape& shape,
+               const Body& body);
   template <class Body>
   void for_each_peer(const Body& body) const;
   template <class Body>
@@ -79,13 +86,19 @@ class HostExchange {
   void sum(const RankReduction& reduction, ElementRange piece, std::byte* target);
 
   bool uses_slots(std::uint64_t taken_bytes, std::uint64_t size_bytes) const;
+  void begin_step();
+  void require_same_operation(std::uint32_t peer) const;
   std::byte* begin_slot_step();
   void publish(const std::byte* data = nullptr);
   void consume();
   void retract();
   bool has_reached(std::uint32_t peer, Counter counter, std::uint64_t step) const;
   std::vector<std::uint32_t> missing_ranks(Counter counter, std::uint64_t step) const;
-  void await(std::uint32_t peer, Counter counter, std::uint64_t step);
+  void await(std::uint32_t peer, Counter counter, std::uint64_t step) {
+    await_step(peer, counter, step);
+    if (counter == &RankSignals::published && step == step_) require_same_operation(peer);
+  }
+  void await_step(std::uint32_t peer, Counter counter, std::uint64_t step);
   void await_all(Counter counter, std::uint64_t step);
   void read(std::uint32_t peer, std::uint64_t offset, std::byte* target, std::uint64_t size_bytes);
   std::byte* slot_of(std::uint32_t rank) const;
@@ -99,7 +112,8 @@ class HostExchange {
   std::span<std::byte> staging_;
   std::vector<RankSignals*> signals_;  // by rank of the group
 
-  std::uint64_t step_ = 0;  // the step of the running operation
+  std::uint64_t step_ = 0;       // the step of the running operation
+  std::uint32_t operation_ = 0;  // a hash of its kind and shape
   RankWait how_;
   // By rank of the group.
   std::vector<const void*> sources_;  // the sources of a sum

@@ -13,6 +13,7 @@
 // other functions. Only one thread at a time writes to a rank's place.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +46,10 @@ struct alignas(128) RankSignals {
   // The address of the published data in the rank's own memory. The address is for data that is not
   // in a slot.
   std::atomic<std::uint64_t> address{0};
+  // Says which operations the rank runs in its last steps: word [step % kStepsKept] has the low
+  // half of the step and a hash of the operation. A rank is never so many steps ahead of another.
+  static constexpr std::uint64_t kStepsKept = 8;
+  std::array<std::atomic<std::uint64_t>, kStepsKept> operations{};
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");
 

@@ -182,7 +182,9 @@ class LocalCollectives final : public HostCollectives {
 
   std::string_view name() const override { return "local"; }
 
+  // The ranks may have opened unequal numbers on other objects.
   std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
+    membership_->opened = agree_on_maximum(membership_->opened, "the opening of collectives");
     return std::make_unique<LocalCollectives>(membership_, device(), failure(),
                                               group().subgroup(ranks));
   }

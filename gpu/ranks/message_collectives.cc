@@ -30,6 +30,7 @@ static_assert(kReduceStepBytes >= HostExchange::kStagingBytes);
 // less than a full step of a reduction, which runs beside the sum of the step before.
 constexpr std::uint64_t kLargeBytes = 2 * kReduceStepBytes * 15 / 16;
 constexpr int kTagsPerSequence = 256;
+constexpr std::string_view kOpening = "the opening of collectives";
 
 class MessageCollectives final : public HostCollectives {
  public:
@@ -55,7 +56,9 @@ class MessageCollectives final : public HostCollectives {
 
   std::string_view name() const override { return messages_.kind(); }
 
+  // The ranks may have opened unequal numbers on other objects.
   std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
+    *opened_ = static_cast<int>(agree_on_maximum(static_cast<std::uint64_t>(*opened_), kOpening));
     return std::make_unique<MessageCollectives>(messages_, options_, device(), failure(),
                                                 group().subgroup(ranks), opened_);
   }

@@ -56,6 +56,7 @@ class PluginPort final : public MessagePort {
   std::uint32_t start_receive(std::byte* data, std::uint64_t size_bytes, std::uint32_t peer,
                               int tag) override {
     const std::uint32_t slot = free_slot();
+    wanted_bytes_[slot] = static_cast<int>(size_bytes);
     keep(MPI_Irecv(data, static_cast<int>(size_bytes), MPI_BYTE, static_cast<int>(peer), tag,
                    MPI_COMM_WORLD, &requests_[slot]));
     return slot;
@@ -63,13 +64,15 @@ class PluginPort final : public MessagePort {
 
   void test(std::vector<std::uint32_t>& ended, std::string& failure) override {
     indices_.resize(requests_.size());
+    statuses_.resize(requests_.size());
     int count = 0;
     const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
-                                  indices_.data(), MPI_STATUSES_IGNORE);
+                                  indices_.data(), statuses_.data());
     keep(code);
     if (count != MPI_UNDEFINED) {
-      for (int i = 0; i < count; ++i) {
-        const auto slot = static_cast<std::uint32_t>(indices_[static_cast<std::size_t>(i)]);
+      for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+        const auto slot = static_cast<std::uint32_t>(indices_[i]);
+        if (code == MPI_SUCCESS) require_whole(slot, statuses_[i]);
         free_.push_back(slot);
         ended.push_back(slot);
       }
@@ -106,14 +109,31 @@ class PluginPort final : public MessagePort {
   }
 
  private:
+  static constexpr int kAnySize = -1;
+
   std::uint32_t free_slot() {
     if (free_.empty()) {
       requests_.push_back(MPI_REQUEST_NULL);
+      wanted_bytes_.push_back(kAnySize);
       return static_cast<std::uint32_t>(requests_.size() - 1);
     }
     const std::uint32_t slot = free_.back();
     free_.pop_back();
+    wanted_bytes_[slot] = kAnySize;
     return slot;
+  }
+
+  // MPI itself refuses only a message that is longer than its place.
+  void require_whole(std::uint32_t slot, const MPI_Status& status) {
+    if (wanted_bytes_[slot] == kAnySize) return;
+    int bytes = 0;
+    keep(MPI_Get_count(&status, MPI_BYTE, &bytes));
+    if (bytes != wanted_bytes_[slot] && failure_.empty())
+      failure_ = "rank " + std::to_string(status.MPI_SOURCE) + " has sent rank " +
+                 std::to_string(rank_) + " " + std::to_string(bytes) + " bytes, where " +
+                 std::to_string(wanted_bytes_[slot]) +
+                 " were expected: the ranks disagree about the sequence; start all with one config "
+                 "and model, and let all make the same calls";
   }
 
   void keep(int code) {
@@ -125,7 +145,9 @@ class PluginPort final : public MessagePort {
   int tag_max_ = 32767;
   std::vector<MPI_Request> requests_;  // null where no message is under way
   std::vector<std::uint32_t> free_;
+  std::vector<int> wanted_bytes_;  // of receives
   std::vector<int> indices_;
+  std::vector<MPI_Status> statuses_;
   std::string failure_;
   MPI_Comm host_ = MPI_COMM_NULL;  // the ranks of this host
 };

@@ -225,14 +225,23 @@ class NcclCollectives final : public Collectives {
   }
 
   // Enqueues the work of `body` and has it watched. After a failure the device skips later work,
-  // and so does this.
+  // and so does this: the other ranks would get data that was never written.
   template <class Body>
   void enqueue(std::string_view kind, std::string_view subject, StreamId stream, const Body& body) {
     if (common_->failure->is_set()) return;
+    if (common_->device.has_failed())
+      return common_->watch.fail(Error(
+          ErrorCode::kRanks,
+          fmt::format("rank {} in {} of \"{}\": its device has failed", rank_, kind, subject)));
     try {
-      auto operation = common_->watch.begin(stream);
-      body(common_->device.native_stream(stream));
-      common_->watch.end(std::move(operation), *communicator_, kind, subject, stream);
+      NcclWatch::Operation& operation = common_->watch.begin(*communicator_, kind, subject, stream);
+      try {
+        body(common_->device.native_stream(stream));
+      } catch (...) {
+        common_->watch.drop(operation);
+        throw;
+      }
+      common_->watch.end(operation, stream);
     } catch (const Error& error) {
       common_->watch.fail(Error(ErrorCode::kRanks, fmt::format("rank {} in {} of \"{}\": {}", rank_,
                                                                kind, subject, error.what())));

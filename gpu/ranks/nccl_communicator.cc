@@ -19,6 +19,7 @@ namespace {
 // ranks that issue them in different orders would wait for each other.
 constexpr int kBlocksMax = 16;
 constexpr std::chrono::microseconds kPollInterval{20};
+constexpr std::chrono::seconds kCallTime{1};  // for a call that does not block
 
 [[noreturn]] void fail(ErrorCode code, const std::string& message) {
   throw Error(code, message);
@@ -118,13 +119,18 @@ void NcclCommunicator::call(const char* name, const Body& body) {
   const CudaCurrentDevice current(device_.ordinal());
   ncclResult_t result = ncclSuccess;
   {
-    const std::scoped_lock lock(mutex_);
-    if (communicator_ == nullptr) fail(ErrorCode::kRanks, fmt::format("{} after abort", name));
-    result = body(native(communicator_));
+    const std::scoped_lock calling(calling_mutex_);
+    result = body(native(open_communicator(name)));
   }
   // ncclCommSplit and ncclCommWindowRegister answer ncclSuccess although a thread of NCCL still
   // works on them; the communicator knows.
   settle(result == ncclSuccess ? ncclInProgress : result, name);
+}
+
+void* NcclCommunicator::open_communicator(const char* name) {
+  const std::scoped_lock lock(mutex_);
+  if (communicator_ == nullptr) fail(ErrorCode::kRanks, fmt::format("{} after abort", name));
+  return communicator_;
 }
 
 void NcclCommunicator::settle(int first_result, const char* name) {
@@ -250,7 +256,7 @@ void* NcclCommunicator::register_window(std::span<std::byte> memory) {
 
 void NcclCommunicator::deregister_memory() noexcept {
   const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(calling_mutex_, mutex_);
   for (const Registration& one : std::exchange(registrations_, {})) {
     if (communicator_ == nullptr) continue;  // it went with the communicator
     if (one.is_window) {
@@ -284,8 +290,12 @@ std::string NcclCommunicator::failure() {
   return result == ncclSuccess || result == ncclInProgress ? "" : describe(result);
 }
 
+// A call that blocks comes back when the operations before it end, which only the abort brings
+// about. All other calls return at once, and are let to.
 void NcclCommunicator::abort() noexcept {
   const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
+  std::unique_lock calling(calling_mutex_, std::defer_lock);
+  (void)calling.try_lock_for(kCallTime);
   const std::scoped_lock lock(mutex_);
   if (communicator_ == nullptr) return;
   (void)nccl_.abort(native(std::exchange(communicator_, nullptr)));

@@ -98,6 +98,7 @@ class NcclCommunicator {
 
   template <class Body>
   void call(const char* name, const Body& body);
+  void* open_communicator(const char* name);
   void settle(int result, const char* name);
   // Returns the address of given_. A call of NCCL makes an object, and stores a pointer to the
   // object at this address. Only one such call may be under way.
@@ -118,6 +119,10 @@ class NcclCommunicator {
   // The communicator or window that a call makes. A thread of NCCL writes this member. If the call
   // has timed out, NCCL's thread may still write this member until the communicator is aborted.
   void* given_ = nullptr;
+
+  // Held during a call of NCCL that enqueues. Such a call may block until abort(), so abort() waits
+  // for this mutex only for a while.
+  std::timed_mutex calling_mutex_;
 
   std::mutex mutex_;
   // Guarded by mutex_.

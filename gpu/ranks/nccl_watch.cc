@@ -55,7 +55,8 @@ void NcclWatch::remove(NcclCommunicator& communicator) {
   std::erase(communicators_, &communicator);
 }
 
-std::unique_ptr<NcclWatch::Operation> NcclWatch::begin(StreamId stream) {
+NcclWatch::Operation& NcclWatch::begin(NcclCommunicator& communicator, std::string_view kind,
+                                       std::string_view subject, StreamId stream) {
   std::unique_ptr<Operation> operation;
   {
     const std::scoped_lock lock(mutex_);
@@ -66,23 +67,28 @@ std::unique_ptr<NcclWatch::Operation> NcclWatch::begin(StreamId stream) {
   }
   if (operation == nullptr) operation = std::make_unique<Operation>(device_);
   operation->begun_at.reset();
-  operation->is_over = false;
+  operation->is_enqueued = operation->is_dropped = operation->is_over = false;
   device_.record(operation->begun.id(), stream);
-  return operation;
-}
-
-void NcclWatch::end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
-                    std::string_view kind, std::string_view subject, StreamId stream) {
-  device_.record(operation->ended.id(), stream);
   operation->communicator = &communicator;
   operation->kind = kind;
   operation->subject_bytes = std::min(subject.size(), operation->subject.size());
   std::copy_n(subject.data(), operation->subject_bytes, operation->subject.data());
+  Operation& begun = *operation;
   {
     const std::scoped_lock lock(mutex_);
     in_flight_.push_back(std::move(operation));
   }
   came_.notify_all();
+  return begun;
+}
+
+void NcclWatch::end(Operation& operation, StreamId stream) {
+  device_.record(operation.ended.id(), stream);
+  operation.is_enqueued = true;
+}
+
+void NcclWatch::drop(Operation& operation) {
+  operation.is_dropped = true;
 }
 
 void NcclWatch::run() {
@@ -105,8 +111,12 @@ void NcclWatch::run() {
 }
 
 void NcclWatch::look(Operation& operation) {
-  operation.is_over = failure_->is_set() || device_.is_complete(operation.ended.id());
-  if (operation.is_over) return;
+  // One whose calls have not returned stays in the list, because its caller still has it.
+  const bool is_enqueued = operation.is_enqueued;
+  operation.is_over =
+      operation.is_dropped ||
+      (is_enqueued && (failure_->is_set() || device_.is_complete(operation.ended.id())));
+  if (operation.is_over || failure_->is_set()) return;
   if (const std::string why = operation.communicator->failure(); !why.empty())
     return fail(Error(ErrorCode::kRanks, fmt::format("{}: {}", operation.name(), why)));
   if (!operation.begun_at) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -41,6 +42,10 @@ class NcclWatch {
     std::array<char, 96> subject{};
     std::size_t subject_bytes = 0;
     std::optional<std::chrono::steady_clock::time_point> begun_at;
+    // Whether all calls of the operation have returned. A call may block, for example when the
+    // device takes no more launches because earlier operations wait for other ranks.
+    std::atomic<bool> is_enqueued{false};
+    std::atomic<bool> is_dropped{false};  // a call has failed
     bool is_over = false;
   };
 
@@ -53,11 +58,13 @@ class NcclWatch {
   // Waits until the communicator's operations are over, and then forgets the communicator.
   void remove(NcclCommunicator& communicator);
 
-  // The caller calls begin() before the calls that enqueue an operation. After the calls that
-  // enqueue the operation, the caller passes the result of begin() to end().
-  std::unique_ptr<Operation> begin(StreamId stream);
-  void end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
-           std::string_view kind, std::string_view subject, StreamId stream);
+  // The caller calls begin() before the calls that enqueue an operation. From then on, the watch
+  // supervises the operation. After the calls that enqueue the operation, the caller passes the
+  // result of begin() to end(). If a call has failed, the caller passes the result to drop().
+  Operation& begin(NcclCommunicator& communicator, std::string_view kind, std::string_view subject,
+                   StreamId stream);
+  void end(Operation& operation, StreamId stream);
+  void drop(Operation& operation);
 
   // When the call returns, the device has failed, the failure is latched, and NCCL's work has been
   // aborted.

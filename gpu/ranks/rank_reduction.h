@@ -14,15 +14,9 @@
 #include <sluice/collectives.h>
 #include <sluice/dtype.h>
 #include <sluice/units.h>
+#include "gpu/ranks/element_range.h"
 
 namespace sluice {
-
-struct ElementRange {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-
-  std::uint64_t count() const { return end - begin; }
-};
 
 struct RankReduction {
   // Each range of an all_reduce begins at a multiple of this number, so that no range begins inside

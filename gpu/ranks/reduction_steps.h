@@ -13,6 +13,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "gpu/ranks/element_range.h"
 
 namespace sluice {
 
@@ -29,13 +30,6 @@ inline constexpr std::uint64_t kPieceAlignElements = 64;  // pieces begin at a l
 constexpr std::uint64_t staging_bytes(std::uint32_t rank_count) {
   return std::max(kStagingBytesMin, (rank_count - 1) * 2 * kStagedMessageBytes);
 }
-
-struct ElementRange {
-  std::uint64_t count() const { return end - begin; }
-
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-};
 
 struct ReductionSteps {
   // Returns the part of a rank's range that is added in step number `step`.

@@ -29,6 +29,7 @@ namespace {
 
 constexpr int kHostTag = INT_MAX;  // of the port's own messages
 constexpr std::chrono::microseconds kPortPause{50};
+constexpr std::chrono::seconds kByeTime{2};
 
 enum class FrameKind : std::uint32_t {
   kAsk = 1,   // a receive of `size_bytes` has begun
@@ -95,12 +96,20 @@ class SocketPort final : public MessagePort {
   // The system still sends what it has taken, although the socket is closed: nothing has come in
   // that was not read, since this rank waits for nothing.
   ~SocketPort() override {
+    // After a failure, messages are left. Their memory may be gone, and a bye would be taken for
+    // data.
+    std::erase_if(peers_, [](const Peer& peer) { return !peer.socket || !peer.out.empty(); });
     for (Peer& peer : peers_) {
-      // After a failure, messages are left. Their memory may be gone, and a bye would be taken for
-      // data.
-      if (!peer.socket || !peer.out.empty()) continue;
       peer.out.push_back({.frame = {.kind = FrameKind::kBye}, .send = {}});
       send_to(peer);
+    }
+    // The buffers may be full of what was sent last.
+    const auto end = std::chrono::steady_clock::now() + kByeTime;
+    const auto is_left = [](const Peer& peer) { return peer.socket && !peer.out.empty(); };
+    while (std::ranges::any_of(peers_, is_left) && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(kPortPause);
+      for (Peer& peer : peers_)
+        if (is_left(peer)) send_to(peer);
     }
   }
   bool ends_with_others() const override { return false; }
@@ -132,6 +141,8 @@ class SocketPort final : public MessagePort {
   }
 
   void test(std::vector<std::uint32_t>& ended, std::string& failure) override {
+    failure = failure_;
+    if (!failure_.empty()) return;  // the memory of messages may be gone
     for (Peer& peer : peers_)
       if (peer.socket && !peer.out.empty()) send_to(peer);
     if (has_news()) {

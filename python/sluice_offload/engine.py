@@ -326,6 +326,7 @@ class Engine:
     def _saved_path(self) -> str:
         path = C.c_char_p()
         self._lib.saved_path(self._handle, C.byref(path))
+        self.log_notes()
         assert path.value is not None
         return os.fsdecode(path.value)
 

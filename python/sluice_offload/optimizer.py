@@ -312,7 +312,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """The same before anything is replaced."""
         try:
             with open(os.path.join(folder, "sluice_state.json"), encoding="utf-8") as file:
-                saved = json.loads(json.load(file)["application"][0])
+                texts = json.load(file)["application"]
+            own = 0 if self._engine.world is None else self._engine.world.rank
+            saved = json.loads(texts[own if own < len(texts) else 0])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return  # the engine says what is wrong with it, or another program wrote it
         self._require_same_opaque(saved)

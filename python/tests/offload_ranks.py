@@ -154,13 +154,13 @@ def case_resuming(folder):
         model = tiny()
         optimizer = sluice.offload(model, config_of(folder, stage), units=[Block])
         train(model, optimizer, 0, 2)
-        optimizer.save(store / str(stage), application="two")
+        optimizer.save(store / str(stage), application=f"two {RANK}")
         expected = train(model, optimizer, 2, 2)
         optimizer.close()
         for other in (stage, 2):
             again = tiny(seed=5)
             resumed = sluice.offload(again, config_of(folder, other), units=[Block], restore=store / str(stage) / "latest")
-            assert resumed.application == "two"
+            assert resumed.application == f"two {RANK}"
             assert train(again, resumed, 2, 2) == expected
             resumed.close()
     config = config_of(folder, 3, state={"name": "durable"})

@@ -19,6 +19,7 @@
 #include <sluice/collectives.h>
 #include <sluice/units.h>
 #include "tests/contract/collectives_contract_fixture.h"
+#include "tests/contract/collectives_group_cases.h"
 #include "tests/contract/collectives_stress_cases.h"
 #include "tests/support/campaign.h"
 

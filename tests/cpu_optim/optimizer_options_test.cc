@@ -45,6 +45,8 @@ TEST(OptimizerOptions, HyperparametersOutOfRangeAreNamed) {
     expect_refusal({.kind = OptimizerKind::kSgd, .adam = {}, .momentum = beta}, "momentum");
   }
   expect_refusal({.adam = {.epsilon = 0.0}}, "epsilon");
+  expect_refusal({.adam = {.epsilon = 1e-46}}, "epsilon is 1e-46");  // 0 in fp32
+  expect_refusal({.adam = {.epsilon = 1e39}}, "epsilon is 1e+39");   // infinite in fp32
   expect_refusal({.kind = OptimizerKind::kAdagrad, .adam = {.epsilon = -1e-8}},
                  "epsilon is -1e-08");
   for (const OptimizerKind kind : kKinds) {

@@ -67,9 +67,9 @@ std::string made(const Config& config, const ModelSpec& model) {
 
 std::string made_detached(const Config& config) {
   try {
-    const DetachedOptimizer optimizer(
+    DetachedOptimizer optimizer(
         config, {{.name = "w", .element_count = 48 << 20, .parameter = DType::kFp32}});
-    return fmt::format("made\n{}", fmt::join(optimizer.notes(), "\n"));
+    return fmt::format("made\n{}", fmt::join(optimizer.take_notes(), "\n"));
   } catch (const Error& error) {
     return fmt::format("{}\n{}", static_cast<int>(error.code()), error.what());
   }

@@ -17,6 +17,8 @@ TEST(ErrnoRule, IsTheTableOfItsHeader) {
       case EAGAIN:
       case ECANCELED: read = write = ErrnoAction::kRetry; break;
       case EIO:
+      case ENODATA:
+      case ENOLINK:
       case ETIMEDOUT:
       case EILSEQ:
       case EREMOTEIO:

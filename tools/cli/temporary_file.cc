@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,6 +17,8 @@
 #include <utility>
 
 #include <fmt/format.h>
+
+#include "base/random_suffix.h"
 
 namespace sluice {
 namespace {
@@ -66,20 +67,12 @@ bool is_temporary_name(std::string_view name, std::string_view stem) {
   });
 }
 
-std::uint64_t random_number() {
-  std::uint64_t number = 0;
-  if (::getrandom(&number, sizeof(number), 0) != sizeof(number))
-    throw std::system_error(errno, std::generic_category());
-  return number;
-}
-
 }  // namespace
 
 TemporaryFile::TemporaryFile(const std::string& target, mode_t mode) : target_(target) {
   const auto [folder, stem] = folder_and_stem(target);
   for (int attempt = 0; !descriptor_; ++attempt) {
-    const std::string name =
-        fmt::format("{}{}{}{:016x}{}", folder, stem, kMark, random_number(), kEnd);
+    const std::string name = fmt::format("{}{}{}{}{}", folder, stem, kMark, random_suffix(), kEnd);
     const int slot = take_slot(name);  // before the name exists: a signal may come in between
     descriptor_ =
         UniqueFd(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, mode));

@@ -22,6 +22,7 @@
 #include "tools/commands/store_inputs.h"
 #include "tools/gpt/train/checkpointing.h"
 #include "tools/gpt/train/model_file.h"
+#include "tools/gpt/train/run_settings.h"
 #include "tools/gpt/train/state_origin.h"
 #include "tools/gpt/train/train_config.h"
 #include "tools/report/sha256.h"
@@ -88,6 +89,7 @@ int export_state(const StateOptions& options) {
   say("the store \"{}\" of {} rank{}, step {}, is now also \"{}\": {}\n", storage.state.name,
       source.run().ranks, source.run().ranks == 1 ? "" : "s", saved.step, saved.path,
       format_bytes(saved.size_bytes));
+  for (const std::string& note : saved.notes) warn("sluice: {}\n", note);
   json.write({{"name", storage.state.name},
               {"ranks", source.run().ranks},
               {"step", saved.step},

@@ -160,7 +160,7 @@ class TrainRun {
   void resume() {
     checkpoints_.set_products(describe(device_.matrix_kernels()));
     const std::optional<std::uint64_t> resumed = resume_state();
-    steps_ended_ = record_.resumed_steps = resumed.value_or(0);
+    steps_ended_ = (record_.resumed_steps = resumed).value_or(0);
     record_.kernel_changes = checkpoints_.kernel_changes();
     record_.setting_changes = checkpoints_.setting_changes();
     if (!checkpoints_.is_used() || engine_.rank() != 0) return;

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "engine/checkpoint/untrusted_json.h"
+
 namespace sluice {
 namespace {
 
@@ -94,7 +96,7 @@ TracedEngine engine_of(const TraceFile& trace) {
   const auto section = trace.sections.find("engine");
   if (section == trace.sections.end()) return {};
   try {
-    const json document = json::parse(section->second);
+    const json document = parse_untrusted_json<json>(section->second);
     TracedEngine engine;
     engine.processor = document.at("processor");
     engine.granted_cores = document.at("granted_cores");

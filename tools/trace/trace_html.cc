@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "engine/checkpoint/untrusted_json.h"
 #include "tools/trace/trace_lanes.h"
 #include "tools/trace/trace_steps.h"
 
@@ -239,7 +240,7 @@ ordered_json memory_json(const TracedEngine& engine) {
 std::string config_text(const TraceFile& trace) {
   const auto section = trace.sections.find("engine");
   if (section == trace.sections.end()) return "not in this trace";
-  auto document = ordered_json::parse(section->second, nullptr, /*allow_exceptions=*/false);
+  auto document = parse_untrusted_json<ordered_json>(section->second);
   if (document.is_discarded() || !document.is_object()) return "damaged";
   for (const char* key : {"units", "forward_order", "backward_order"}) document.erase(key);
   return document.dump(2).substr(0, kConfigBytesMax);

@@ -16,6 +16,7 @@
 #include "base/topology.h"
 #include "base/trace/trace_format.h"
 #include "base/unique_fd.h"
+#include "engine/checkpoint/untrusted_json.h"
 #include "tools/trace/trace_open_spans.h"
 
 namespace sluice {
@@ -201,7 +202,7 @@ void read_description(TraceFile& file) {
   const auto found = file.sections.find("sluice-trace");
   if (found == file.sections.end()) fail("its description is missing");
   try {
-    const nlohmann::json document = nlohmann::json::parse(found->second);
+    const nlohmann::json document = parse_untrusted_json<nlohmann::json>(found->second);
     const auto version = document.at("version").get<std::uint32_t>();
     if (version != kTraceVersion)
       fail(fmt::format("its version is {}, this is {}", version, kTraceVersion));
@@ -222,7 +223,7 @@ void read_description(TraceFile& file) {
 void read_clock(TraceFile& file) {
   const auto found = file.sections.find("clock");
   if (found == file.sections.end()) return;
-  const auto document = nlohmann::json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  const auto document = parse_untrusted_json<nlohmann::json>(found->second);
   if (!document.is_object()) return;
   const auto offset = document.find("offset_ns"), error = document.find("error_ns");
   if (offset == document.end() || !offset->is_number_integer() || error == document.end() ||

@@ -66,6 +66,9 @@ struct SavedCheckpoint {
   // updates. Computation goes on during this wait, and stops only if computation needs an updated
   // block.
   std::int64_t update_wait_ns = 0;
+  // For the user, on rank 0: leftovers that were removed, a link "latest" that could not be
+  // replaced, an old checkpoint that could not be removed.
+  std::vector<std::string> notes = {};
 };
 
 // The progress of a checkpoint that is written while training continues.

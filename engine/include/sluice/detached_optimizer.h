@@ -144,9 +144,9 @@ class SLUICE_EXPORT DetachedOptimizer {
              std::span<const float> source);
 
   DetachedReport report();
-  // Lines of text for the user. Each line names a choice that was necessary because of this
-  // machine.
-  const std::vector<std::string>& notes() const;
+  // Returns the lines of text for the user since the last call. They name choices that were
+  // necessary because of this machine, reads that were repeated, and transfers that were slow.
+  std::vector<std::string> take_notes();
 
  private:
   friend struct DetachedOverQueue;  // engine/detached/detached_over_queue.h, for tests

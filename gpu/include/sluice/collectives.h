@@ -112,7 +112,8 @@ class SLUICE_EXPORT Collectives {
   virtual void barrier(std::string_view subject, StreamId stream) = 0;
 
   // Makes a new object for some of this object's ranks. The new object has a separate sequence of
-  // operations. `ranks` lists the ranks of the new object, in the order that the new object uses.
+  // operations. The call may wait for the other ranks of this object. No operation of this object
+  // is under way. `ranks` lists the ranks of the new object, in the order that the new object uses.
   // The list includes this rank. Every rank of this object calls open() the same number of times,
   // and the ranks of one group give the same list. The new object shares failures with this object.
   // This object must outlive the new object.

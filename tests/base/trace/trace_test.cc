@@ -6,6 +6,11 @@
 #include <chrono>
 #include <thread>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <sluice/error.h>
+#include "tests/support/file_text.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice {
@@ -42,6 +47,36 @@ TEST(TraceClock, ReadsClockGettimeWhereItMust) {
   const std::uint64_t before = steady_now_ns();
   EXPECT_GE(trace_now_ns(), before);
   force_steady_trace_clock(false);
+}
+
+TEST(TraceClock, RestsWithoutATrace) {
+  trace_enable(16);
+  trace_enable(0);
+  EXPECT_EQ(trace_clock_name(), "clock_gettime");
+}
+
+// Without its thread, the child would wait for the end of the trace, or write to the parent's file.
+TEST(Trace, AForkedChildHasNone) {
+  const test::TempDirectory directory;
+  const std::string path = directory.file("trace");
+  trace_start({.file = path});
+  const pid_t child = ::fork();
+  if (child == 0) {
+    trace_section("engine", "the child's");
+    trace_record({.begin_ns = 1, .end_ns = 9});
+    const bool is_over = !trace_enabled() && trace_stop().records == 0;
+    try {
+      trace_start({.file = path + "2"});
+    } catch (const Error&) {
+      ::_exit(is_over ? 0 : 1);
+    }
+    ::_exit(2);
+  }
+  int state = 0;
+  ::waitpid(child, &state, 0);
+  EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0);
+  (void)trace_stop();
+  EXPECT_EQ(test::file_text(path).find("the child's"), std::string::npos);
 }
 
 TEST(Trace, KeepsRecordsOnlyWhileItRuns) {

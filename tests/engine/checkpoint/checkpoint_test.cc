@@ -5,13 +5,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "cpu_optim/moment_codec.h"
-#include "engine/checkpoint/checkpoint_folder.h"
 #include "engine/checkpoint/checkpoint_source.h"
 #include "tests/engine/exactness_cases.h"
 #include "tests/engine/ranks/rank_threads.h"
@@ -218,6 +216,12 @@ TEST_F(DamagedCheckpoint, AManifestThatWasChangedIsFound) {
   expect_words(fail(ErrorCode::kDamaged), {"sluice_state.json", "\"checksum\"", help_});
 }
 
+// The checksum comes behind it, and text functions of JSON call themselves for each level.
+TEST_F(DamagedCheckpoint, AManifestOfAMillionLevelsIsDamaged) {
+  rewrite("{", R"({"a":)" + std::string(1'000'000, '[') + std::string(1'000'000, ']') + ",");
+  expect_words(fail(ErrorCode::kDamaged), {"sluice_state.json", "not a JSON object", help_});
+}
+
 TEST_F(DamagedCheckpoint, MomentsOfAnotherTypeAreNamed) {
   CheckpointManifest manifest = CheckpointSource(folder_).manifest();
   std::ranges::find(manifest.stored, CheckpointPart::kExpAvgSq, &CheckpointManifest::Stored::part)
@@ -281,6 +285,36 @@ TEST_F(DamagedCheckpoint, AnotherPrecisionNeedsToBeAskedFor) {
   }
 }
 
+// Their moments begin with zeros, so their bias correction begins with step 1.
+TEST_F(DamagedCheckpoint, UnitsThatWereFrozenBeginAtTheirOwnFirstUpdate) {
+  const std::string was_frozen =
+      train_and_save(config_, {.steps = 40, .frozen_units = {1, 4}}, {.keep = 0});
+  const auto masters = [](StateSource& from, const TensorPlace& tensor) {
+    std::vector<float> values(tensor.element_count);
+    from.read(tensor, StateKind::kMaster, 0, values);
+    return values;
+  };
+  CheckpointSource source(was_frozen, CheckpointPrecision::kConvert);
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  config_.optimizer.adam.weight_decay = 0;
+  Engine engine(config_, model_, *device);
+  (void)run_toy(engine, model_, *device, config_,
+                {.steps = 1, .learning_rate = 1e-3, .source = &source});
+  CheckpointSource after(engine.save(root_, {}).path);
+  EXPECT_EQ(after.position().step, 41u);
+  for (const TensorPlace& tensor : engine.layout().tensors()) {
+    const auto updates = after.position().tensor_updates;
+    const std::uint32_t unit = index_of(tensor.unit);
+    const bool has_begun = unit == 1 || unit == 4;
+    EXPECT_EQ(updates.contains(tensor.name), has_begun) << tensor.name;
+    if (!has_begun) continue;
+    EXPECT_EQ(updates.at(tensor.name), 1u);
+    const std::vector<float> was = masters(source, tensor), is = masters(after, tensor);
+    for (std::size_t i = 0; i < was.size(); ++i)
+      ASSERT_LE(std::abs(is[i] - was[i]), 1.01e-3f) << "Adam's first step is the learning rate";
+  }
+}
+
 // Moments of the other kind are taken over when that is asked for, as what 8 bits give of them.
 TEST_F(DamagedCheckpoint, AnotherStateNeedsToBeAskedFor) {
   config_.optimizer.state = OptimizerState::k8bit;
@@ -314,82 +348,6 @@ TEST_F(DamagedCheckpoint, AnotherStateNeedsToBeAskedFor) {
   Engine fp32(config_, model_, *device);
   const std::string refusal = expect_error(ErrorCode::kInput, [&] { fp32.restore(other); });
   expect_words(refusal, {"optimizer.state", "is 8bit", "fp32", "--convert"});
-}
-
-class CheckpointFolder : public CheckpointTest {
- protected:
-  void save(std::uint64_t step, std::uint32_t keep = 0) {
-    NewCheckpoint fresh(root_);
-    fresh.create("data", "begins", 10);
-    CheckpointFile file(fresh.folder(), "data");
-    AlignedBuffer room(kPageBytes, "the test");
-    file.write(6, std::as_bytes(std::span("here")).first(4), room.span());
-    file.sync();
-    (void)fresh.commit(step, keep);
-  }
-  std::vector<std::string> names() const {
-    std::vector<std::string> all;
-    for (const CheckpointName& name : list_checkpoints(root_)) all.push_back(name.text());
-    return all;
-  }
-  std::string latest() const { return fs::read_symlink(root_ + "/latest").string(); }
-  using Names = std::vector<std::string>;
-};
-
-TEST_F(CheckpointFolder, OldOnesGoAndLatestFollows) {
-  EXPECT_EQ(names(), Names{});
-  for (const std::uint64_t step : {2u, 4u, 6u}) {
-    save(step, 2);
-    EXPECT_EQ(latest(), fmt::format("step-{:09}", step));
-  }
-  EXPECT_EQ(names(), (Names{"step-000000006", "step-000000004"}));
-  EXPECT_EQ(file_text(root_ + "/latest/data"), "beginshere");
-  save(8);
-  EXPECT_EQ(names().size(), 3u);
-}
-
-TEST_F(CheckpointFolder, AStepThatIsSavedAgainReplacesTheOldOne) {
-  save(3);
-  save(3);
-  EXPECT_EQ(names(), Names{"step-000000003.1"});
-  EXPECT_EQ(latest(), "step-000000003.1");
-  save(3);
-  EXPECT_EQ(names(), Names{"step-000000003.2"});
-}
-
-// One that was passed over may be all right on another day.
-TEST_F(CheckpointFolder, NewerOnesStay) {
-  save(9);
-  save(5, 1);
-  EXPECT_EQ(names(), (Names{"step-000000009", "step-000000005"}));
-  EXPECT_EQ(latest(), "step-000000005");
-}
-
-TEST_F(CheckpointFolder, WhatIsNotCommittedLeavesNothing) {
-  save(1);
-  {
-    NewCheckpoint fresh(root_);
-    fresh.create("data", "", 5);
-    EXPECT_EQ(names(), Names{"step-000000001"});
-  }
-  EXPECT_EQ(std::distance(fs::directory_iterator(root_), {}), 2);  // and "latest"
-  const NewCheckpoint fresh(root_);
-  expect_error(ErrorCode::kNoSpace, [&] { fresh.create("data", "", 1ull << 61); });
-}
-
-TEST_F(CheckpointFolder, OneProcessWritesAndClearsWhatAnotherLeft) {
-  save(1);
-  fs::create_directory(root_ + "/.new-abcdef");
-  std::ofstream(root_ + "/.new-abcdef/data") << "half";
-  {
-    const CheckpointLock lock(root_);
-    EXPECT_EQ(lock.removed(), Names{".new-abcdef"});
-    const std::string message =
-        expect_error(ErrorCode::kInput, [&] { CheckpointLock second(root_); });
-    EXPECT_NE(message.find(std::to_string(::getpid())), std::string::npos) << message;
-  }
-  EXPECT_EQ(CheckpointLock(root_).removed(), Names{});
-  EXPECT_EQ(names(), Names{"step-000000001"});
 }
 
 }  // namespace

@@ -107,6 +107,16 @@ TEST(UniversalSource, ParametersAtDifferentStepsAreRefused) {
   EXPECT_EQ(open_checkpoint(directory.path()).source->position().step, 7u);
 }
 
+// Some optimizers count their steps elsewhere. At step 0, the bias correction would be wrong.
+TEST(UniversalSource, WithoutAStepItIsRefused) {
+  const TempDirectory directory;
+  const std::string zero = directory.path() + "/zero";
+  std::filesystem::copy(kFolder + "/zero", zero, std::filesystem::copy_options::recursive);
+  std::filesystem::remove(zero + "/module.a.weight/step.pt");
+  expect_words("does not say how many updates its moments have seen",
+               [&] { (void)open_checkpoint(directory.path()); });
+}
+
 // Whatever has happened to a file: it is refused, or every value is what it was.
 TEST(UniversalSource, NoFlippedBitAndNoCutChangesAValue) {
   const TempDirectory directory;
@@ -170,6 +180,14 @@ TEST(PickleReader, OpcodesAndNamesOutsideOfTheSetAreNamedAndNotExecuted) {
       "ends in the middle");
   refused(std::string(70'000, 'N'), "more values");
   EXPECT_TRUE(std::holds_alternative<PickleDictionary>(read_pickle("}.", "f.pt")->value));
+}
+
+// The end of such a value must not call itself for each level.
+TEST(PickleReader, MillionsOfLevelsAndValuesInThemselvesEnd) {
+  const std::string deep = "N" + std::string(4'000'000, '\x85') + ".";
+  EXPECT_TRUE(std::holds_alternative<PickleSequence>(read_pickle(deep, "f.pt")->value));
+  const PickleObject own = read_pickle("}q\x01Nh\x01s."s, "f.pt");
+  EXPECT_EQ(std::get<PickleDictionary>(own->value).items[0].second, own);
 }
 
 }  // namespace

@@ -211,6 +211,14 @@ TEST(ConfigDocumentDeathTest, CodeThatReadsWhatTheSchemaDoesNotSay) {
 }
 
 // Values that a user of the library sets without a document.
+TEST(ConfigValidation, AnEpsilonIsANumberOfFp32) {
+  Config config;
+  config.storage.paths = {"/tmp"};
+  config.optimizer.adam.epsilon = 1e39;
+  const std::string message = test::expect_error(ErrorCode::kConfig, [&] { validate(config); });
+  EXPECT_NE(message.find("optimizer.adam.epsilon"), std::string::npos) << message;
+}
+
 TEST(ConfigValidation, ValuesOutOfRangeAreRefusedByName) {
   const auto refused = [](const auto& change) {
     Config config;

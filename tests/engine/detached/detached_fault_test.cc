@@ -68,6 +68,30 @@ TEST_F(DetachedTest, AReadThatTheDriveRefusesIsAnError) {
   EXPECT_NE(message.find("read of the state of \"t0\""), std::string::npos) << message;
 }
 
+// The second read brings the right bytes, and the user hears of it, once.
+TEST_F(DetachedTest, AReadThatIsRepeatedIsANote) {
+  const OptimizerKind kind = OptimizerKind::kAdamW;
+  for (const auto& [fault, words] : {std::pair{Fault::kErrno, "Input/output error"},
+                                     std::pair{Fault::kBitFlip, "checksum"}}) {
+    make_tensors(DType::kFp32, {40'000});
+    DetachedOptimizer optimizer = DetachedOverQueue::make(
+        config(kind, TierChoice::kNvme), description(), [&](std::unique_ptr<IoQueue> inner) {
+          return make_fault_queue(std::move(inner), {.fault = fault, .at = 12, .error = EIO});
+        });
+    (void)optimizer.take_notes();
+    for (int step = 0; step < 2; ++step) {
+      const DetachedUpdate update = next(kind, 0);
+      optimizer.begin({&update, 1});
+      optimizer.wait_all();
+    }
+    const std::vector<std::string> notes = optimizer.take_notes();
+    ASSERT_EQ(notes.size(), 1u);
+    EXPECT_NE(notes[0].find("a record is read again, because"), std::string::npos) << notes[0];
+    EXPECT_NE(notes[0].find(words), std::string::npos) << notes[0];
+    EXPECT_TRUE(optimizer.take_notes().empty());
+  }
+}
+
 TEST_F(DetachedTest, ADriveThatDelaysAndReordersChangesNothing) {
   const OptimizerKind kind = OptimizerKind::kAdamW;
   make_tensors(DType::kBf16, counts_);

@@ -11,6 +11,8 @@
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/campaign.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/hang_guard.h"
 #include "tests/support/side_by_side.h"
 #include "tests/support/temp_directory.h"
 
@@ -121,6 +123,31 @@ TEST(RankScheduleFailure, RanksThatUseDifferentUnitsAreNamed) {
       EXPECT_NE(run.failure.find("all must take equal steps"), std::string::npos) << run.failure;
     }
   }
+}
+
+// Fetching has stopped by then. An application that goes on would wait for it.
+TEST(RankScheduleFailure, NothingGoesOnAfterThat) {
+  const TempDirectory directory;
+  const Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
+  const ModelSpec model = toy_model();
+  LocalWorld world(2, {.timeout_s = 20, .sum = sum_in_order});
+  std::vector<std::thread> threads;
+  const HangGuard guard("a rank that goes on");
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_host_device({.memory_bytes = 64_MiB});
+      const auto collectives = world.join(rank, *device);
+      Engine engine(config, model, *device, collectives.get());
+      engine.initialize(toy_values());
+      const Stream stream(*device, "test");
+      Step step = engine.begin_step({.learning_rate = 1e-3});
+      expect_error(ErrorCode::kRanks,
+                   [&] { (void)step.acquire(UnitId{2 + rank}, Pass::kForward, stream); });
+      for (std::uint32_t unit = 0; unit < 6; ++unit)
+        EXPECT_THROW((void)step.acquire(UnitId{unit}, Pass::kForward, stream), Error);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 // Each rank adds its micro-batches first, and reduces behind the last use that is expected.

@@ -266,6 +266,11 @@ ncclResult_t ncclRecv(void* data, std::size_t size, ncclDataType_t type, int pee
 ncclResult_t ncclAllGather(const void* source, void* target, std::size_t size, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
   FAKE_NCCL_ENTER;
+  if (does_fake_nccl_hang()) {
+    const std::shared_ptr<World> world = comm->world;  // an abort deletes the communicator
+    world->wait_for_abort(comm->rank);
+    return ncclInternalError;
+  }
   const std::size_t bytes = size * size_of(type);
   return start(comm, stream,
                [world = comm->world, rank = comm->rank, operation = comm->operations++, target,

@@ -43,6 +43,9 @@ extern "C" std::uint64_t fake_nccl_fail_at(fake_nccl_fault fault);
 // The function adds `change` to the number of holders. While there is a holder, operations are not
 // enqueued on their streams. The stand-in then tells callers that their operations are in progress.
 extern "C" void fake_nccl_hold(int change);
+// If `do_hang` is true, calls of ncclAllGather return only when their communicator is aborted, as
+// when a GPU takes no more launches.
+extern "C" void fake_nccl_hang(bool do_hang);
 // If `is_alone` is true, only one rank takes part in communicators that are made after this call.
 // The other ranks count as present, but send nothing. So a process can count the messages of one
 // rank in a large world.
@@ -54,6 +57,9 @@ Function* fake_nccl_function(const char* path, const char* name) {
   void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
   SLUICE_CHECK(library != nullptr, "the fake is there");
   return reinterpret_cast<Function*>(::dlsym(library, name));
+}
+inline void hang_fake_nccl(const char* path, bool do_hang) {
+  fake_nccl_function<decltype(fake_nccl_hang)>(path, "fake_nccl_hang")(do_hang);
 }
 inline fake_nccl_counts take_fake_nccl_counts(const char* path) {
   return fake_nccl_function<decltype(fake_nccl_take_counts)>(path, "fake_nccl_take_counts")();

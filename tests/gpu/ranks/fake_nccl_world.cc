@@ -15,6 +15,7 @@ fake_nccl_fault fault;
 std::uint64_t calls = 0;  // since the fault was set
 int holders = 0;
 bool leaves_alone = false;
+bool hangs = false;
 
 void count_messages(const std::vector<FakeNcclMessage>& messages) {
   const std::scoped_lock lock(counts_mutex);
@@ -51,6 +52,11 @@ bool fake_nccl_call_fails(const char* call) {
   const bool is_poll = call == std::string_view("ncclCommGetAsyncError");
   if (is_poll != fault.is_poll) return false;
   return ++calls == fault.at_call;
+}
+
+bool does_fake_nccl_hang() {
+  const std::scoped_lock lock(counts_mutex);
+  return hangs;
 }
 
 bool is_fake_nccl_held() {
@@ -155,6 +161,11 @@ extern "C" fake_nccl_counts fake_nccl_take_counts() {
 extern "C" void fake_nccl_hold(int change) {
   const std::scoped_lock lock(sluice::test::counts_mutex);
   sluice::test::holders += change;
+}
+
+extern "C" void fake_nccl_hang(bool do_hang) {
+  const std::scoped_lock lock(sluice::test::counts_mutex);
+  sluice::test::hangs = do_hang;
 }
 
 extern "C" void fake_nccl_leave_alone(bool is_alone) {

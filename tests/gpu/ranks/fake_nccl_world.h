@@ -84,12 +84,19 @@ struct FakeNcclWorld {
   void transfer(int rank, const std::vector<FakeNcclMessage>& messages);
   // The function ends the work of `rank`. After this call, nothing reads the rank's data.
   void abort(int rank);
+  // Blocks until abort() of this rank.
+  void wait_for_abort(int rank) {
+    std::unique_lock lock(mutex);
+    wait_for_abort(rank, lock);
+  }
 
  private:
   void wait_for_abort(int rank, std::unique_lock<std::mutex>& lock);
   void compare(int rank, const FakeNcclPart& first, const FakeNcclPart& own);
 };
 
+// Whether fake_nccl_hang() is in force.
+bool does_fake_nccl_hang();
 // The function counts a call. Returns whether this call has to fail (fake_nccl_fail_at()).
 bool fake_nccl_call_fails(const char* call);
 void count_fake_nccl(int fake_nccl_counts::*member, int by = 1);

@@ -130,6 +130,7 @@ class ExchangeCollectives final : public HostCollectives {
 
   std::string_view name() const override { return "exchange"; }
   std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
+    *opened_ = static_cast<std::uint32_t>(agree_on_maximum(*opened_, "opening"));
     return std::make_unique<ExchangeCollectives>(device(), failure(), neighbors_, options_,
                                                  group().subgroup(ranks), opened_);
   }

@@ -103,6 +103,41 @@ TEST(NcclFailure, DeadlineCountsFromTheBeginningOfTheOperation) {
   EXPECT_LT(timeout_s, 10);
 }
 
+// A call that blocks until the abort: the watch knows of the operation before the call returns.
+TEST(NcclFailure, ACallThatBlocksIsAborted) {
+  std::atomic<int> ended = 0;
+  run_threads(2, {.timeout_s = 0.5, .library = FAKE_NCCL}, [&](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    if (ranks.rank() == 0) hang_fake_nccl(FAKE_NCCL, true);
+    if (ranks.rank() == 0) ranks.barrier("one that blocks", stream.id());
+    while (ranks.rank() != 0 && ended == 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (ranks.rank() == 0) {
+      const std::string failure = failure_of(device, stream);
+      EXPECT_NE(failure.find("barrier of \"one that blocks\" has waited for other ranks"),
+                std::string::npos)
+          << failure;
+      hang_fake_nccl(FAKE_NCCL, false);
+      ++ended;
+    }
+  });
+}
+
+// The device would leave out the copy of the rank's own data, and the others get what was there.
+TEST(NcclFailure, ADeviceThatHasFailedTakesNoPart) {
+  run_threads(2, {.timeout_s = 60, .library = FAKE_NCCL}, [&](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    const DeviceBuffer data(device, 4096, "a test");
+    if (ranks.rank() == 0)
+      static_cast<CudaDevice&>(device).fail(Error(ErrorCode::kIo, "a test's failure"));
+    ranks.broadcast({.data = data.data(), .size_bytes = 8, .subject = "news"}, stream.id());
+    const std::string failure = failure_of(device, stream);
+    EXPECT_NE(failure, "");
+    if (ranks.rank() == 0) return;
+    EXPECT_NE(failure.find("remote process exited"), std::string::npos) << failure;
+  });
+}
+
 TEST(NcclFailure, AbortEndsTheOthersWork) {
   std::atomic<int> ended = 0;
   std::atomic<int> met = 0;

@@ -179,6 +179,21 @@ TEST(SocketPort, RankThatLeavesInAMessageSendsNoMoreOfIt) {
   EXPECT_EQ(std::ranges::count(target, kGone), 0);
 }
 
+// The rank has given up its waits, and the memory of its messages may be gone.
+TEST(SocketPort, AfterAFailureNothingComesIn) {
+  auto ports = connected(3);
+  std::byte sent{7};
+  std::byte received{};
+  std::byte other{};
+  (void)ports[0]->start_receive(&received, 1, 1, 3);
+  ports[2].reset();
+  EXPECT_NE(await(ports, 0, ports[0]->start_receive(&other, 1, 2, 3)), "");
+  const std::uint32_t send = ports[1]->start_send(&sent, 1, 0, 3);
+  EXPECT_EQ(await(ports, 1, send), "");
+  EXPECT_NE(await(ports, 0, UINT32_MAX), "");
+  EXPECT_EQ(received, std::byte{});
+}
+
 TEST(SocketPort, RankWhoseProcessEndsIsNamedAtOnce) {
   const Doors meeting(2);
   const pid_t child = ::fork();

@@ -186,6 +186,8 @@ class Checkpoints(CliCase):
                 self.assertIn(f'"{weights}" is a model\'s weights alone: training begins at step 0, with zero moments', done.stderr)
                 run = self.read_json("run.json")
                 self.assertEqual((run["resumed_steps"], run["state_sha256"]), (0, expected))
+                compared = self.train(values, "--resume-from", weights, "--compare-memory", 2)["in_memory"]
+                self.assertIsNone(compared["losses_are_equal"], "in memory it began with other values")
                 self.assertIn("step 0", self.run_sluice("state", "import", config, weights).stdout)
                 self.run_sluice("train", config, "--resume=required", "--quiet", "--json", "run.json")
                 self.assertEqual(self.read_json("run.json")["state_sha256"], expected)
@@ -280,6 +282,8 @@ class Checkpoints(CliCase):
         before = {name: os.stat(self.path("kept", name)).st_mtime_ns for name in self.names()}
         self.assertIn("--resume", self.fail_train(2, BASE, *EVERY))
         for values, words in (({"run.seed": 8}, ("run.seed was 7 and is 8", "--accept-config")),
+                              ({"model.heads": 4}, ("model.heads was 2 and is 4", "--accept-config")),
+                              ({"optimizer.untouched": "skip"}, ("optimizer.untouched was update and is skip", "--accept-config")),
                               ({"precision.parameters": "fp32", "precision.gradients": "bf16"}, ("precision", "bf16", "fp32", "--convert")),
                               ({"model.layers": 3}, ("another model",)),
                               ({"optimizer.type": "lion"}, ("adamw", "lion"))):

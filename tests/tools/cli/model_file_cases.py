@@ -177,6 +177,14 @@ class SavedModel(CliCase):
         self.assertIn("\"lm_head.weight\" and \"wte.weight\" differ", self.fail_train(2, None, "--init", "lies"))
         self.write_folder("llama", theirs, {**config, "model_type": "llama"})
         self.assertIn("field \"model_type\" is \"llama\", expected \"gpt2\"", self.fail_train(2, None, "--init", "llama"))
+        for name, value in (("activation_function", "gelu"), ("layer_norm_epsilon", 1e-6), ("scale_attn_weights", False),
+                            ("scale_attn_by_inverse_layer_idx", True), ("add_cross_attention", True)):
+            self.write_folder("other", theirs, {**config, "tie_word_embeddings": False, name: value})
+            self.assertIn(f"field \"{name}\" is {json.dumps(value)}, expected", self.fail_train(2, None, "--init", "other"))
+        same = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-05, "scale_attn_weights": True,
+                "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+        self.write_folder("same", theirs, {**config, "tie_word_embeddings": False, **same})
+        self.train({"model.tied_head": False, **FROZEN}, "--init", "same", "--steps", 1)
         os.remove(self.path("plain-False", "model-00001-of-00001.safetensors"))
         self.assertIn("model-00001-of-00001.safetensors", self.fail_train(2, None, "--init", "plain-False"))
 

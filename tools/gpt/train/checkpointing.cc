@@ -12,8 +12,8 @@
 #include "engine/store/store_files.h"
 #include "tools/cli/print.h"
 #include "tools/gpt/train/model_file.h"
-#include "tools/gpt/train/run_settings.h"
 #include "tools/gpt/train/state_origin.h"
+#include "tools/gpt/train/watched_source.h"
 #include "tools/report/sha256.h"
 
 namespace sluice {
@@ -43,13 +43,6 @@ std::string command_that_goes_on(std::span<char* const> words) {
     command += '\'';
   }
   return resumes ? command : command + " --resume";
-}
-
-std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps) {
-  return nlohmann::json{{"steps", steps},
-                        {"settings", settings_of(config, ranks)},
-                        {"text", describe_text(config.data_file)}}
-      .dump();
 }
 
 Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig& config,
@@ -250,10 +243,14 @@ std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::s
   const std::vector<std::string>& saved = source->manifest().application;
   const std::uint64_t steps = check_application(fmt::format("\"{}\"", source->folder()),
                                                 saved.empty() ? "" : saved[0], Kernels::kMayChange);
+  WatchedSource watched(*source);
   try {
-    restore(engine, *source, folder, steps);
+    restore(engine, watched, folder, steps);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDamaged && error.code() != ErrorCode::kIo) throw;
+    // Where no source has failed, it was the storage that the state goes to.
+    const std::vector<double> failed = engine.exchange(watched.has_failed() ? 1 : 0);
+    if (std::ranges::find(failed, 1.0) == failed.end()) throw;
     pass_over(error.what());
     return std::nullopt;
   }
@@ -288,9 +285,9 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
   std::vector<SettingChange> accepted;
   std::optional<std::string> changed_from;
   for (const auto& [key, value] : settings_) {
-    if (key == kProducts && !saved["settings"].contains(key)) continue;
-    const std::string before = saved["settings"].value(key, value_before(key));
-    if (before == value) continue;
+    const std::optional<std::string> known = value_before(saved["settings"], key);
+    if (!known || *known == value) continue;
+    const std::string& before = *known;
     if (key == kProducts && kernels == Kernels::kStay && !options_.accepts_kernels)
       fail(fmt::format(
           "its matrix products were computed by {}, and are computed by {} now, which "
@@ -358,6 +355,7 @@ void Checkpointing::note(const std::optional<SavedCheckpoint>& saved, std::uint6
   saved_path_ = saved->path;
   saved_steps_ = steps;
   saved_.push_back(*saved);
+  for (const std::string& line : saved->notes) warn("sluice: {}\n", line);
 }
 
 void Checkpointing::save(Engine& engine, std::uint64_t steps) {

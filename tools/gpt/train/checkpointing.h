@@ -19,6 +19,7 @@
 #include <sluice/engine.h>
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "engine/checkpoint/checkpoint_source.h"
+#include "tools/gpt/train/run_settings.h"
 #include "tools/gpt/train/setting_changes.h"
 #include "tools/gpt/train/train_config.h"
 
@@ -42,11 +43,6 @@ struct CheckpointOptions {
 // Returns the command line `words`, quoted for a shell. If `words` does not contain --resume, the
 // function appends --resume.
 std::string command_that_goes_on(std::span<char* const> words);
-
-// Returns an application text for a state that has no such text. With this text, a run with
-// `config` can continue from the state.
-// Fails with kInput if the config's data cannot be opened.
-std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps);
 
 class Checkpointing {
  public:
@@ -134,7 +130,6 @@ class Checkpointing {
   void try_to_save(Engine& engine, const std::function<void()>& save);
   void pass_over(const std::string& why);
 
-  static constexpr const char* kProducts = "matrix products";
 
   const CheckpointOptions options_;
   const TrainConfig& config_;

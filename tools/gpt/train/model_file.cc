@@ -11,6 +11,7 @@
 
 #include <sluice/config_document.h>
 #include <sluice/error.h>
+#include "engine/checkpoint/untrusted_json.h"
 #include "tools/gpt/model/gpt_model.h"
 
 namespace sluice {
@@ -20,6 +21,7 @@ constexpr std::uint32_t kPublishedHeadWidth = 64;
 const std::string kHead = "lm_head.weight";  // beside the transformer, not in it
 const std::string kInner = "transformer.";
 const std::string kEmbedding = "wte.weight";
+constexpr double kLayerNormEpsilon = 1e-5;  // as in tools/gpt/model/row_kernels.cc
 constexpr std::uint64_t kCompareElements = 64 << 10;
 
 // The keys of section "model", in the file's metadata as "model.layers" and so on.
@@ -175,8 +177,7 @@ std::string ModelFile::folder_config() const {
 
 // As transformers describes a GPT-2.
 gpt::GptConfig ModelFile::config_from_folder(const std::string& path) const {
-  const auto values = nlohmann::json::parse(ConfigDocument::text_of_file(path), nullptr,
-                                            /*allow_exceptions=*/false);
+  const auto values = parse_untrusted_json<nlohmann::json>(ConfigDocument::text_of_file(path));
   const auto fail = [&](const std::string& key, const std::string& expected) {
     throw Error(
         ErrorCode::kInput,
@@ -192,6 +193,18 @@ gpt::GptConfig ModelFile::config_from_folder(const std::string& path) const {
       fail(key, "a whole number");
     return values[key].get<std::uint32_t>();
   };
+  // Fields that change what is computed. Where one is missing, transformers takes these values.
+  using nlohmann::json;
+  const std::vector<std::pair<const char*, std::vector<json>>> computed = {
+      {"activation_function", {"gelu_new", "gelu_pytorch_tanh"}},
+      {"layer_norm_epsilon", {kLayerNormEpsilon}},
+      {"scale_attn_weights", {true}},
+      {"scale_attn_by_inverse_layer_idx", {false}},
+      {"add_cross_attention", {false}},
+  };
+  for (const auto& [key, known] : computed)
+    if (values.contains(key) && std::ranges::find(known, values[key]) == known.end())
+      fail(key, fmt::format("{}: this program computes no other model", known[0].dump()));
   const auto tied = values.find("tie_word_embeddings");
   return {.layers = integer("n_layer"),
           .heads = integer("n_head"),

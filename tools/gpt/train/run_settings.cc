@@ -1,19 +1,33 @@
 #include "tools/gpt/train/run_settings.h"
 
+#include <algorithm>
+#include <array>
 #include <fstream>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
 #include "io/checksum.h"
+#include "tools/gpt/text/token_file.h"
 
 namespace sluice {
 namespace {
 
 constexpr std::size_t kSummedPieceBytes = 4 << 20;
 constexpr const char* kReduction = "sharding.reduction";
+constexpr const char* kUntouched = "optimizer.untouched";
+
+// How the file's bytes are read: the same for "auto" and for the format that it finds.
+std::string_view format_of(const TrainConfig& config) {
+  if (config.data_format != TokenFormat::kBytes && has_token_header(config.data_file))
+    return "by the file's header";
+  if (config.data_format == TokenFormat::kUint16) return "uint16";
+  return config.data_format == TokenFormat::kUint32 ? "uint32" : "bytes";
+}
 
 }  // namespace
 
@@ -28,7 +42,9 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
   add("batch.sequences", config.sequences);
   add("batch.micro_batches", config.micro_batches);
   if (config.micro_batches > 1) add("batch.order", name_of(*config.order));
+  add("data.format", format_of(config));
   add("data.validation_fraction", config.validation_fraction);
+  add("model.heads", config.model.heads);
   add("optimizer.learning_rate", config.learning_rate);
   add("optimizer.minimum_learning_rate", config.minimum_learning_rate);
   add("optimizer.warmup_steps", config.warmup_steps);
@@ -40,6 +56,10 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
   add("optimizer.momentum", engine.optimizer.momentum);
   add("optimizer.clip_norm", engine.optimizer.clip_norm);
   add("optimizer.clip_epsilon", engine.optimizer.clip_epsilon);
+  add("optimizer.non_finite", name_of(engine.optimizer.non_finite));
+  add(kUntouched, name_of(engine.optimizer.untouched));
+  if (engine.optimizer.state == OptimizerState::kBf16)
+    add("optimizer.rounding_seed", engine.optimizer.rounding_seed);
   for (std::size_t i = 0; i < engine.optimizer.groups.size(); ++i) {
     const Config::Optimizer::Group& group = engine.optimizer.groups[i];
     settings[fmt::format("optimizer.groups[{}]", i)] =
@@ -60,10 +80,24 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
   return settings;
 }
 
-std::string value_before(const std::string& key) {
+std::optional<std::string> value_before(const std::map<std::string, std::string>& saved,
+                                        const std::string& key) {
+  if (const auto found = saved.find(key); found != saved.end()) return found->second;
   if (key == "optimizer.schedule") return describe(ScheduleOptions{});
   if (key == kReduction) return std::string(name_of(RankReduction::kExact));
-  return key == "optimizer.clip_epsilon" ? "0" : "nothing";
+  if (key == kUntouched) return std::string(name_of(UntouchedPolicy::kUpdate));
+  if (key == "optimizer.clip_epsilon") return "0";
+  constexpr std::array kUnknown{"data.format", "model.heads", "optimizer.non_finite",
+                                "optimizer.rounding_seed", kProducts};
+  if (std::ranges::find(kUnknown, key) != kUnknown.end()) return std::nullopt;
+  return "nothing";
+}
+
+std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps) {
+  return nlohmann::json{{"steps", steps},
+                        {"settings", settings_of(config, ranks)},
+                        {"text", describe_text(config.data_file)}}
+      .dump();
 }
 
 // The checksum of the checksums of its pieces, so that none of it has to be in memory.

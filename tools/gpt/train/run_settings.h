@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "tools/gpt/train/train_config.h"
@@ -15,9 +16,17 @@ namespace sluice {
 // Returns the settings that a saved state keeps. The names of the settings are the keys of the
 // config file.
 std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks);
-// Returns the value that replaces a missing value of `key` in an old checkpoint. A checkpoint lacks
-// `key` if the checkpoint is older than the introduction of the key.
-std::string value_before(const std::string& key);
+// The key for the library that computes the matrix products. The trainer adds this setting.
+inline constexpr const char* kProducts = "matrix products";
+// Returns the value of `key` among the settings of a saved state. A checkpoint lacks `key` if the
+// checkpoint is older than the introduction of the key. The result is then the value that all older
+// versions had. If that value is unknown, the result is empty, and the setting is not compared.
+std::optional<std::string> value_before(const std::map<std::string, std::string>& saved,
+                                        const std::string& key);
+// Returns an application text for a state that has no such text. With this text, a run with
+// `config` can continue from the state.
+// Fails with kInput if the config's data cannot be opened.
+std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps);
 // Returns the length and the checksum of the text in `path`.
 // Fails with kInput if the file cannot be opened.
 std::string describe_text(const std::string& path);

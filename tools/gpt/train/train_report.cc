@@ -37,7 +37,7 @@ double mean_step_s(const RunRecord& run) {
 // Whether the losses equal those of the same training in memory. No value where the run began with
 // other state.
 std::optional<bool> has_losses_of_memory(const RunRecord& run) {
-  if (run.resumed_steps != 0) return std::nullopt;
+  if (run.resumed_steps) return std::nullopt;
   std::vector<double> losses;
   for (const StepRecord& step : run.steps) losses.push_back(step.loss);
   return run.in_memory->has_losses(losses);
@@ -301,7 +301,7 @@ void write_json(OutputFile& output, const RunRecord& run) {
   document["state_bytes"] = run.state_bytes;
   document["optimizer_state"] = name_of(run.optimizer_state);
   document["seed"] = run.seed;
-  document["resumed_steps"] = run.resumed_steps;
+  document["resumed_steps"] = run.resumed_steps.value_or(0);
   document["checkpoints"] = nlohmann::ordered_json::array();
   for (const SavedCheckpoint& saved : run.checkpoints)
     document["checkpoints"].push_back(

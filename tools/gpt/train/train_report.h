@@ -28,7 +28,9 @@ struct RunRecord {
   std::uint64_t state_bytes = 0;
   OptimizerState optimizer_state = OptimizerState::kFp32;
   std::uint64_t seed = 0;
-  std::uint64_t resumed_steps = 0;  // steps that were made before this process resumed the run
+  // The steps that were made before this process resumed the run. No value: it began with values of
+  // its own.
+  std::optional<std::uint64_t> resumed_steps;
   std::vector<StepRecord> steps;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   gpt::MatrixKernels matrix_kernels;

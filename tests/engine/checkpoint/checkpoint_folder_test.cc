@@ -1,0 +1,198 @@
+// Folders of checkpoints: what has its name is whole, and one process writes at a time.
+#include "engine/checkpoint/checkpoint_folder.h"
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <optional>
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "base/aligned_buffer.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/file_text.h"
+#include "tests/support/temp_directory.h"
+
+namespace sluice::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Returns whether there is one note, which has these words.
+bool is_note(const std::vector<std::string>& notes, const std::string& words) {
+  return notes.size() == 1 && notes[0].find(words) != std::string::npos;
+}
+
+class CheckpointFolder : public testing::Test {
+ protected:
+  // Returns the notes.
+  std::vector<std::string> save(std::uint64_t step, std::uint32_t keep = 0) {
+    NewCheckpoint fresh(root_);
+    fresh.create("data", "begins", 10);
+    CheckpointFile file(fresh.folder(), "data");
+    AlignedBuffer room(kPageBytes, "the test");
+    file.write(6, std::as_bytes(std::span("here")).first(4), room.span());
+    file.sync();
+    (void)fresh.commit(step, keep);
+    return fresh.notes();
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const CheckpointName& name : list_checkpoints(root_)) all.push_back(name.text());
+    return all;
+  }
+  std::string latest() const { return fs::read_symlink(root_ + "/latest").string(); }
+  using Names = std::vector<std::string>;
+
+  const TempDirectory directory_;
+  const std::string root_ = directory_.file("checkpoints");
+};
+
+TEST_F(CheckpointFolder, OldOnesGoAndLatestFollows) {
+  EXPECT_EQ(names(), Names{});
+  for (const std::uint64_t step : {2u, 4u, 6u}) {
+    save(step, 2);
+    EXPECT_EQ(latest(), fmt::format("step-{:09}", step));
+  }
+  EXPECT_EQ(names(), (Names{"step-000000006", "step-000000004"}));
+  EXPECT_EQ(file_text(root_ + "/latest/data"), "beginshere");
+  save(8);
+  EXPECT_EQ(names().size(), 3u);
+}
+
+TEST_F(CheckpointFolder, AStepThatIsSavedAgainReplacesTheOldOne) {
+  save(3);
+  save(3);
+  EXPECT_EQ(names(), Names{"step-000000003.1"});
+  EXPECT_EQ(latest(), "step-000000003.1");
+  save(3);
+  EXPECT_EQ(names(), Names{"step-000000003.2"});
+}
+
+// One that was passed over may be all right on another day.
+TEST_F(CheckpointFolder, NewerOnesStay) {
+  save(9);
+  save(5, 1);
+  EXPECT_EQ(names(), (Names{"step-000000009", "step-000000005"}));
+  EXPECT_EQ(latest(), "step-000000005");
+}
+
+TEST_F(CheckpointFolder, WhatIsNotCommittedLeavesNothing) {
+  save(1);
+  {
+    NewCheckpoint fresh(root_);
+    fresh.create("data", "", 5);
+    EXPECT_EQ(names(), Names{"step-000000001"});
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_), {}), 3);  // and "latest" and ".lock"
+  const NewCheckpoint fresh(root_);
+  expect_error(ErrorCode::kNoSpace, [&] { fresh.create("data", "", 1ull << 61); });
+}
+
+// Runs `body` in a process of its own. Returns whether it ended well.
+bool holds_in_child(const std::function<bool()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(body() ? 0 : 1);
+  int state = 0;
+  ::waitpid(child, &state, 0);
+  return WIFEXITED(state) && WEXITSTATUS(state) == 0;
+}
+
+TEST_F(CheckpointFolder, OneProcessWritesAndClearsWhatAnotherLeft) {
+  save(1);
+  fs::create_directory(root_ + "/.new-abcdef");
+  std::ofstream(root_ + "/.new-abcdef/data") << "half";
+  {
+    const CheckpointLock lock(root_);
+    EXPECT_EQ(lock.removed(), Names{".new-abcdef"});
+    EXPECT_TRUE(holds_in_child([&] {
+      try {
+        const CheckpointLock second(root_);
+      } catch (const Error& error) {
+        return error.code() == ErrorCode::kInput &&
+               std::string(error.what()).find(std::to_string(::getppid())) != std::string::npos;
+      }
+      return false;
+    }));
+    // Objects of one process share it, also after one of them has ended.
+    EXPECT_TRUE(CheckpointLock(root_ + "/../checkpoints").removed().empty());
+    EXPECT_EQ(save(2), Names{});
+    EXPECT_FALSE(holds_in_child([&] {
+      try {
+        const CheckpointLock second(root_);
+        return true;
+      } catch (const Error&) {
+        return false;
+      }
+    }));
+  }
+  EXPECT_TRUE(holds_in_child([&] { return CheckpointLock(root_).removed().empty(); }));
+  EXPECT_EQ(names(), (Names{"step-000000002", "step-000000001"}));
+}
+
+// Children, such as the workers of a data loader, live on for a while after their parent.
+TEST_F(CheckpointFolder, AChildDoesNotKeepTheLockOfItsParent) {
+  std::optional<CheckpointLock> lock(std::in_place, root_);
+  int told[2];
+  ASSERT_EQ(::pipe(told), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    (void)!::write(told[1], "x", 1);
+    for (;;) ::pause();
+  }
+  char word = 0;
+  ASSERT_EQ(::read(told[0], &word, 1), 1);
+  lock.reset();
+  EXPECT_TRUE(holds_in_child([&] { return CheckpointLock(root_).removed().empty(); }));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+}
+
+TEST_F(CheckpointFolder, ASaveRemovesWhatAKilledOneLeftAndSaysSo) {
+  fs::create_directories(root_ + "/.new-0123");
+  EXPECT_TRUE(is_note(save(1), ".new-0123\" was never finished"));
+  EXPECT_FALSE(fs::exists(root_ + "/.new-0123"));
+}
+
+// As `cp -rL` makes it. The checkpoint has its name by then.
+TEST_F(CheckpointFolder, ALinkThatCannotBeReplacedIsANote) {
+  fs::create_directories(root_ + "/latest/kept");
+  for (const std::uint64_t step : {1u, 2u, 3u})
+    EXPECT_TRUE(is_note(save(step, 2), "latest\" failed"));
+  EXPECT_EQ(names(), (Names{"step-000000003", "step-000000002"}));
+  fs::remove_all(root_ + "/latest");
+  EXPECT_EQ(save(4, 2), Names{});
+  EXPECT_EQ(latest(), "step-000000004");
+}
+
+TEST_F(CheckpointFolder, AnOldOneThatCannotBeRemovedIsANote) {
+  save(1);
+  fs::create_directories(root_ + "/.new-step-000000001/in its way");
+  const CheckpointLock lock(root_);  // removes that once
+  fs::create_directories(root_ + "/.new-step-000000001/in its way");
+  EXPECT_TRUE(is_note(save(2, 1), "removal of"));
+  EXPECT_EQ(names(), (Names{"step-000000002", "step-000000001"}));
+}
+
+TEST_F(CheckpointFolder, ModesAreThoseThatTheProcessAllows) {
+  const mode_t before = ::umask(077);
+  save(1);
+  (void)::umask(before);
+  const auto mode = [&](const std::string& name) {
+    return fs::status(root_ + "/step-000000001" + name).permissions();
+  };
+  EXPECT_EQ(mode(""), fs::perms::owner_all);
+  EXPECT_EQ(mode("/data"), fs::perms::owner_read | fs::perms::owner_write);
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,98 @@
+// Ranks of one host that run different operations at the same point. They exchange through memory,
+// so no message tells them of each other's sizes.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <sluice/host_device.h>
+#include <sluice/units.h>
+#include "cpu_optim/rank_sum.h"
+#include "gpu/ranks/socket_collectives.h"
+
+namespace sluice {
+namespace {
+
+using RankBody = std::function<void(Collectives& ranks, Device& device)>;
+
+void run_threads(std::uint32_t rank_count, const HostCollectivesOptions& options,
+                 const RankBody& body) {
+  std::vector<std::unique_ptr<SocketDoor>> doors;
+  std::vector<std::string> endpoints;
+  for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
+    doors.push_back(std::make_unique<SocketDoor>("127.0.0.1", rank, rank_count));
+    endpoints.push_back(doors.back()->endpoint().text());
+  }
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_host_device({.memory_bytes = 64_MiB});
+      SocketWorld world(options, *doors[rank], endpoints);
+      const auto collectives = world.join(*device);
+      body(*collectives, *device);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::string failure_of(Device& device, const Stream& stream) {
+  try {
+    device.synchronize(stream.id());
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no failure";
+}
+
+// Small operations go through slots, large ones are read from memory. Neither is taken for the
+// other, nor one of another size for its own.
+TEST(SocketDisagreement, RanksThatRunDifferentOperationsAreTold) {
+  using Operation = std::function<void(Collectives&, std::byte*, StreamId)>;
+  constexpr std::uint64_t kLarge = 1_MiB;
+  const auto gather = [](std::uint64_t bytes) -> Operation {
+    return [bytes](Collectives& ranks, std::byte* data, StreamId stream) {
+      ranks.all_gather({.target = data,
+                        .source = data + ranks.rank() * bytes,
+                        .shard_bytes = bytes,
+                        .subject = "gathered"},
+                       stream);
+    };
+  };
+  const auto sum = [](std::uint64_t count) -> Operation {
+    return [count](Collectives& ranks, std::byte* data, StreamId stream) {
+      ranks.all_reduce({.data = data, .element_count = count, .subject = "summed"}, stream);
+    };
+  };
+  const Operation words = [](Collectives& ranks, std::byte* data, StreamId stream) {
+    ranks.all_reduce_integers({.data = data, .sum_count = 2, .subject = "words"}, stream);
+  };
+  const std::pair<Operation, Operation> cases[] = {{gather(8), gather(16)},
+                                                   {gather(8), sum(4)},
+                                                   {gather(kLarge), gather(2 * kLarge)},
+                                                   {gather(kLarge), sum(kLarge)},
+                                                   {words, gather(16)}};
+  for (std::size_t i = 0; i < std::size(cases); ++i) {
+    SCOPED_TRACE(i);
+    std::atomic<int> told = 0;
+    run_threads(2, {.timeout_s = 2, .sum = sum_in_order}, [&](Collectives& ranks, Device& device) {
+      const Stream stream(device, "test");
+      const DeviceBuffer data(device, 4 * kLarge, "a test");
+      const Operation& own = ranks.rank() == 0 ? cases[i].first : cases[i].second;
+      ranks.barrier("the beginning", stream.id());
+      own(ranks, data.data(), stream.id());
+      const std::string failure = failure_of(device, stream);
+      EXPECT_NE(failure, "no failure");
+      told += failure.find("another operation or one of another size") != std::string::npos;
+    });
+    EXPECT_GE(told, 1);  // the other one may hear first that its peer has failed
+  }
+}
+
+}  // namespace
+}  // namespace sluice
