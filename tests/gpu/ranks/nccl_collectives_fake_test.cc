@@ -129,7 +129,7 @@ TEST(NcclFailure, ADeviceThatHasFailedTakesNoPart) {
     const Stream stream(device, "test");
     const DeviceBuffer data(device, 4096, "a test");
     if (ranks.rank() == 0)
-      static_cast<CudaDevice&>(device).fail(Error(ErrorCode::kIo, "a test's failure"));
+      static_cast<CudaDevice&>(device).fail(Error(ErrorCode::kRanks, "a test's failure"));
     ranks.broadcast({.data = data.data(), .size_bytes = 8, .subject = "news"}, stream.id());
     const std::string failure = failure_of(device, stream);
     EXPECT_NE(failure, "");

@@ -5,41 +5,15 @@
 #include <atomic>
 #include <functional>
 #include <iterator>
-#include <memory>
 #include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
-#include <sluice/host_device.h>
 #include <sluice/units.h>
 #include "cpu_optim/rank_sum.h"
-#include "gpu/ranks/socket_collectives.h"
+#include "tests/gpu/ranks/socket_ranks.h"
 
 namespace sluice {
 namespace {
-
-using RankBody = std::function<void(Collectives& ranks, Device& device)>;
-
-void run_threads(std::uint32_t rank_count, const HostCollectivesOptions& options,
-                 const RankBody& body) {
-  std::vector<std::unique_ptr<SocketDoor>> doors;
-  std::vector<std::string> endpoints;
-  for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
-    doors.push_back(std::make_unique<SocketDoor>("127.0.0.1", rank, rank_count));
-    endpoints.push_back(doors.back()->endpoint().text());
-  }
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto device = make_host_device({.memory_bytes = 64_MiB});
-      SocketWorld world(options, *doors[rank], endpoints);
-      const auto collectives = world.join(*device);
-      body(*collectives, *device);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
 
 std::string failure_of(Device& device, const Stream& stream) {
   try {
