@@ -34,7 +34,7 @@ class PickleMachine {
     for (;;) {
       opcode_at_ = at_;
       const auto opcode = static_cast<unsigned char>(take(1)[0]);
-      if (opcode == '.') return {all_, pop().get()};  // which keeps the others alive
+      if (opcode == '.') return {all_, pop().get()};
       if (stack_.size() > kStackMax) fail("more values than a file of tensors has");
       if (!push_constant(opcode) && !remember(opcode) && !collect(opcode) && !build(opcode))
         fail(fmt::format("opcode {:#04x}, expected one that files of tensors use", opcode));

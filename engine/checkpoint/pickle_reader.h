@@ -46,6 +46,7 @@ struct PickleValue {
       value;
 };
 
+// Returns the pickle's value. The values in it live as long as the returned object or a copy of it.
 // Error messages name `path`.
 // Fails with kInput if the pickle is damaged, or has an unknown opcode or name. The message gives
 // the opcode or the name, and the byte offset.

@@ -91,13 +91,13 @@ TorchFile::TorchFile(const std::string& path, const std::string& key)
     fail("its pickle is damaged: the archive's checksum differs");
   object_ = read_pickle(bytes, path_);
   if (const auto* dictionary = std::get_if<PickleDictionary>(&object_->value)) {
-    PickleObject found;
+    PickleValue* found = nullptr;
     for (const auto& [name, value] : dictionary->items) {
       const auto* text = std::get_if<std::string>(&name->value);
-      if (text != nullptr && *text == key) found = value;
+      if (text != nullptr && *text == key) found = value.get();
     }
-    if (!found) fail(fmt::format("its dictionary has no \"{}\"", key));
-    object_ = found;
+    if (found == nullptr) fail(fmt::format("its dictionary has no \"{}\"", key));
+    object_ = {object_, found};  // which has all of the pickle's values
   }
   tensor_ = std::get_if<PickleTensor>(&object_->value);
   if (tensor_ != nullptr) find_elements();

@@ -42,6 +42,13 @@ SurveyedRank survey_rank(const StoreSurvey& store, std::uint32_t rank) {
   return surveyed;
 }
 
+std::set<StoreId> ids_on(const StorePath& path) {
+  std::set<StoreId> ids;
+  if (path.mark && path.mark->stage != StoreStage::kNone) ids.insert(path.mark->id);
+  for (const StorePath::File& file : path.files) ids.insert(file.id);
+  return ids;
+}
+
 }  // namespace
 
 std::vector<std::string> store_names(std::span<const std::string> directories) {
@@ -173,9 +180,7 @@ RemovedStore remove_store(const std::string& name, const std::vector<std::string
   std::set<StoreId> ids;
   RemovedStore removed;
   for (const std::string& directory : directories) {
-    const StorePath path = look_at_path(directory, name);
-    if (path.mark && path.mark->stage != StoreStage::kNone) ids.insert(path.mark->id);
-    for (const StorePath::File& file : path.files) ids.insert(file.id);
+    ids.merge(ids_on(look_at_path(directory, name)));
   }
   if (ids.empty())
     throw Error(ErrorCode::kInput,
@@ -193,6 +198,12 @@ RemovedStore remove_store(const std::string& name, const std::vector<std::string
   for (const std::string& directory : directories) {
     locks.emplace_back(directory, name, "");
     paths.push_back(look_at_path(directory, name));
+    // No lock file was made only to look, so the paths were free until now.
+    const std::set<StoreId> now = ids_on(paths.back());
+    if (now.size() > 1 || (!now.empty() && !now.contains(removed.id)))
+      throw Error(ErrorCode::kInput,
+                  fmt::format("{} has got another store \"{}\" meanwhile; nothing was removed",
+                              directory, name));
     for (const StorePath::File& file : paths.back().files) {
       std::error_code ignored;
       const std::uint64_t bytes = std::filesystem::file_size(directory + "/" + file.name, ignored);

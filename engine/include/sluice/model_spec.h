@@ -69,7 +69,10 @@ struct SLUICE_EXPORT ModelSpec {
   std::vector<UnitId> backward_order;
 
   // The largest number of leases that computation holds at the same time. A lease on a pinned unit
-  // counts only in backward. The device window has room for at least this many units.
+  // counts only in backward. The device window has room for at least this many units. With several
+  // ranks at sharding.stage 3, all ranks end leases at the same points between their uses. If a use
+  // is unexpected while a rank still holds a lease that another rank has ended, the ranks may wait
+  // for each other until sharding.timeout.
   std::uint32_t concurrent_leases = 1;
 
   // The forward pass of a micro-batch moves boundary_bytes[i] bytes from use number i to use number

@@ -179,8 +179,8 @@ class SavedModel(CliCase):
         self.assertIn("field \"model_type\" is \"llama\", expected \"gpt2\"", self.fail_train(2, None, "--init", "llama"))
         for name, value in (("activation_function", "gelu"), ("layer_norm_epsilon", 1e-6), ("scale_attn_weights", False),
                             ("scale_attn_by_inverse_layer_idx", True), ("add_cross_attention", True)):
-            self.write_folder("other", theirs, {**config, "tie_word_embeddings": False, name: value})
-            self.assertIn(f"field \"{name}\" is {json.dumps(value)}, expected", self.fail_train(2, None, "--init", "other"))
+            self.write_folder(name, theirs, {**config, "tie_word_embeddings": False, name: value})
+            self.assertIn(f"field \"{name}\" is {json.dumps(value)}, expected", self.fail_train(2, None, "--init", name))
         same = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-05, "scale_attn_weights": True,
                 "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
         self.write_folder("same", theirs, {**config, "tie_word_embeddings": False, **same})
