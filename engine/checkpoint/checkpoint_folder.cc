@@ -93,7 +93,10 @@ void replace_link(const std::string& root, const std::string& target) {
   const std::string fresh = root + "/" + std::string(kUnfinished) + kLatest;
   if (::unlink(fresh.c_str()) != 0 && errno != ENOENT) fail_with("removal", fresh, errno);
   if (::symlink(target.c_str(), fresh.c_str()) != 0) fail_with("creation", fresh, errno);
-  if (::rename(fresh.c_str(), link.c_str()) != 0) fail_with("renaming", link, errno);
+  if (::rename(fresh.c_str(), link.c_str()) == 0) return;
+  const int error = errno;
+  (void)::unlink(fresh.c_str());
+  fail_with("renaming", link, error);
 }
 
 }  // namespace

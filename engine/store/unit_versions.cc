@@ -22,16 +22,17 @@ void UnitVersions::restore(const StatePosition& position) {
   for (const UnitPlace& unit : layout_.units()) {
     if (unit.is_frozen) continue;
     const auto tensors = layout_.tensors_of(unit.id);
-    const TensorPlace& most = *std::ranges::max_element(tensors, {}, updates_of);
-    const std::uint64_t updates = updates_of(most);
+    // A tensor that was frozen until now joins those that it is updated with.
+    const auto has_any = [&](const TensorPlace& tensor) { return updates_of(tensor) != 0; };
+    const auto first = std::ranges::find_if(tensors, has_any);
+    const std::uint64_t updates = first == tensors.end() ? 0 : updates_of(*first);
     for (const TensorPlace& tensor : tensors) {
-      // A tensor that was frozen until now joins those that it is updated with.
-      if (updates_of(tensor) == updates || updates_of(tensor) == 0) continue;
+      if (!has_any(tensor) || updates_of(tensor) == updates) continue;
       throw Error(ErrorCode::kInput,
                   fmt::format("\"{}\" has seen {} updates and \"{}\" {}, but both are in unit "
                               "\"{}\", whose tensors are updated together; keep them in units of "
                               "their own, as in the run that has saved the state",
-                              most.name, updates, tensor.name, updates_of(tensor), unit.name));
+                              first->name, updates, tensor.name, updates_of(tensor), unit.name));
     }
     versions[index_of(unit.id)] = updates;
   }

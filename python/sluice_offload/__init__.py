@@ -15,6 +15,7 @@ from .initialize import OffloadEngine, initialize
 from .logs import log_steps
 from .offload import gathered, offload
 from .optimizer import OffloadOptimizer
+from .schedulers import rebind_scheduler
 from .state import SafetensorsValues
 from .tracing import trace
 from .units import find_units
@@ -23,7 +24,7 @@ __version__ = "0.1.0"
 __all__ = ["ArgumentError", "ConfigError", "ForkedError", "NonFiniteError", "OffloadEngine", "OffloadOptimizer",
            "OutOfMemoryError", "RanksError", "SafetensorsValues", "SluiceError", "StorageError", "find_units", "from_pretrained",
            "gathered", "initialize", "load_safetensors", "log_steps", "meta_parameters", "named_values", "offload", "open_safetensors",
-           "optim", "save_pretrained", "save_safetensors", "trace"]
+           "optim", "rebind_scheduler", "save_pretrained", "save_safetensors", "trace"]
 
 # Other calls that programs make of DeepSpeed, and what stands for them here.
 _OF_DEEPSPEED = {

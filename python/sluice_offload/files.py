@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 from torch import nn
 
-from .errors import ArgumentError, SluiceError, StorageError, remedy_of
+from .errors import ArgumentError, SluiceError, StorageError, in_a_step, remedy_of
 from .state import SAFETENSORS, SafetensorsValues
 from .units import Member, names_of_members
 
@@ -202,7 +202,8 @@ def load_safetensors(model: nn.Module, source: "str | os.PathLike[str] | Safeten
         values.check_dtype(str(found[member.tensor]), member.parameter.dtype if member.is_opaque else None)
     taken = {name for _, named in names for name in named}
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in values and name not in taken]
-    for name, _ in buffers:
+    for name, buffer in buffers:
+        values.check_shape(name, buffer.shape)
         values.check_dtype(name)
     offloaded.engine.replace(lambda member: values[str(found[member.tensor])], wanted)
     with torch.no_grad():

@@ -15,6 +15,7 @@ from typing import Any, Iterable, Mapping, Optional
 import torch
 from torch import nn
 
+from .buffers import kept_buffers, take_buffers
 from .deepspeed import add_keys, convert_buffers, leave_checkpoints, read_any_config
 from .described import describe
 from .engine import Config
@@ -23,9 +24,11 @@ from .files import replace_file
 from .offload import offload
 from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule, names_schedule
+from .schedulers import packed, rebind_scheduler, unpacked
 
 logger = logging.getLogger("sluice_offload")
 _LATEST = "latest"
+_BUFFER_TEXT_MAX = 256 << 10
 
 
 def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: Any = None, model_parameters: Any = None,
@@ -69,6 +72,7 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
         raise ArgumentError("the config has a schedule of the learning rate, which is for the config's own optimizer, and "
                             f"{'optimizer' if lr_scheduler is None else 'lr_scheduler'}= is given, too; leave one of them out")
     ours = offload(model, settings, optimizer=optimizer, **options)
+    rates = [group["lr"] for group in ours.param_groups]
     if is_deepspeed:
         convert_buffers(model, settings)
     if lr_scheduler is None:
@@ -77,7 +81,10 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
         scheduler = lr_scheduler(ours)
     else:
         scheduler = lr_scheduler
-        scheduler.optimizer = ours
+        rebind_scheduler(scheduler, ours)
+    if ours.resumed_step is not None:  # a new scheduler begins with the rates of its first step
+        for group, rate in zip(ours.param_groups, rates):
+            group["lr"] = rate
     engine = OffloadEngine(model, ours, scheduler, settings)
     loader = None
     if training_data is not None:
@@ -131,6 +138,7 @@ class OffloadEngine(nn.Module):
         self._batch = settings.get("batch", {})
         self._boundary: Optional[bool] = None
         self._was_applied = False
+        self._has_warned = False
         self._loss = 0.0  # of the step's micro-batches so far, for `sluice top`
         if optimizer.resumed_step is not None:
             self._take(optimizer.application)
@@ -162,6 +170,7 @@ class OffloadEngine(nn.Module):
     def step(self) -> None:
         """At the end of each micro-batch. At a boundary it updates and moves the scheduler."""
         boundary = self.is_gradient_accumulation_boundary()
+        self._was_applied = False
         if boundary:
             self._update()
         self.micro_steps += 1
@@ -188,7 +197,7 @@ class OffloadEngine(nn.Module):
 
     def was_step_applied(self) -> bool:
         """Whether the last step() updated; not where a gradient was not finite, or within accumulation."""
-        return self._was_applied and self.micro_steps % self.gradient_accumulation_steps() == 0
+        return self._was_applied
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._loss = 0.0
@@ -247,19 +256,29 @@ class OffloadEngine(nn.Module):
         return self.module.state_dict()
 
     def _text(self, client: "Mapping[str, Any]", steps: int = 0) -> str:
-        packed = io.BytesIO()
-        torch.save(dict(client), packed)
-        packed.seek(0)
+        client_state = _as_text(dict(client))
         try:
-            torch.load(packed, weights_only=True)
+            _from_text(client_state)
         except Exception as error:
             raise ArgumentError(f"client_state has to be of numbers, texts, lists, dictionaries and tensors: {error}") from error
         scheduler: Any = getattr(self.lr_scheduler, "state_dict", dict)()
         micro = self.micro_steps + steps
         batch = int(self._batch.get("sequences", 0))
         return json.dumps({"global_steps": self.global_steps + steps, "micro_steps": micro, "skipped_steps": self.skipped_steps,
-                           "global_samples": micro * batch * self.world_size, "scheduler": _plain(scheduler), "scheduler_steps": steps,
-                           "client_state": base64.b64encode(packed.getvalue()).decode()})
+                           "global_samples": micro * batch * self.world_size, "scheduler": packed(scheduler), "scheduler_steps": steps,
+                           "client_state": client_state, **self._buffer_text(is_commit=steps > 0)})
+
+    def _buffer_text(self, is_commit: bool) -> "dict[str, str]":
+        """Those that stay torch's: the engine's files do not have them. Every commit of a durable store writes them again."""
+        buffers = {name: buffer.detach().cpu() for name, buffer in kept_buffers(self.module, self.module._sluice.gatherer.units).items()}  # type: ignore[union-attr]
+        text = _as_text(buffers) if buffers else ""
+        if is_commit and len(text) > _BUFFER_TEXT_MAX:
+            if not self._has_warned:
+                logger.warning("the model's buffers take %d bytes, too many for the commits of a durable store: they go on as the "
+                               "program makes them", len(text))
+            self._has_warned = True
+            return {}
+        return {"buffers": text} if buffers else {}
 
     def _take(self, text: str) -> "dict[str, Any]":
         """The counts, the scheduler and the client's state from a checkpoint's text; returns the last."""
@@ -267,15 +286,18 @@ class OffloadEngine(nn.Module):
             saved = json.loads(text)
             for name in ("global_steps", "micro_steps", "skipped_steps", "global_samples"):
                 setattr(self, name, int(saved[name]))
-            packed = io.BytesIO(base64.b64decode(saved["client_state"]))
+            client = saved["client_state"]
         except (ValueError, KeyError, TypeError):
             logger.warning("the checkpoint is not of an engine of initialize(), so that its counts and client_state are empty")
             return {}
         if self.lr_scheduler is not None and saved["scheduler"]:
-            self.lr_scheduler.load_state_dict(saved["scheduler"])
+            self.lr_scheduler.load_state_dict(unpacked(saved["scheduler"]))
             for _ in range(saved["scheduler_steps"]):
                 self.lr_scheduler.step()
-        return dict(torch.load(packed, weights_only=True))
+        units = self.module._sluice.gatherer.units  # type: ignore[union-attr]
+        if "buffers" in saved or kept_buffers(self.module, units):
+            take_buffers(self.module, _from_text(saved["buffers"]) if "buffers" in saved else {}, units)
+        return _from_text(client)
 
     def save_checkpoint(self, save_dir: "str | os.PathLike[str]", tag: "str | int | None" = None,
                         client_state: "Optional[dict[str, Any]]" = None, save_latest: bool = True) -> bool:
@@ -320,9 +342,11 @@ class OffloadEngine(nn.Module):
         self.optimizer.close()
 
 
-def _plain(state: "dict[str, Any]") -> "dict[str, Any]":
-    """A scheduler's state as JSON can have it. Functions, which LambdaLR leaves out, come from the program again."""
-    try:
-        return dict(json.loads(json.dumps(state)))
-    except TypeError as error:
-        raise ArgumentError(f"the scheduler's state_dict has something else than numbers and texts: {error}") from error
+def _as_text(state: "dict[str, Any]") -> str:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _from_text(text: str) -> "dict[str, Any]":
+    return dict(torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True))

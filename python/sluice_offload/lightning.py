@@ -19,14 +19,17 @@ from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 
+from .buffers import take_buffers
 from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, leave_checkpoints
 from .described import KEYS, describe
 from .engine import Config
 from .errors import ArgumentError
 from .offload import offload
 from .optimizer import OffloadOptimizer
+from .schedulers import rebind_scheduler
 
 _STATE = ".sluice"  # beside Lightning's checkpoint: the folder of Sluice's
+_FOLDER = "sluice_folder"  # in Lightning's checkpoint: the name of the one in there
 # The names, in messages about a DeepSpeed config, of the values that come from Lightning.
 _NAMES = {"batch": "the loader's batch_size", "micro_batches": "the Trainer's accumulate_grad_batches",
           "clip_norm": "the Trainer's gradient_clip_val", "precision": "the type by the Trainer's precision",
@@ -143,7 +146,7 @@ class SluiceStrategy(ParallelStrategy):
         elif given is not self.offloaded:
             raise ArgumentError("this strategy's model is offloaded already; make a new Trainer and strategy to fit another")
         for scheduler in self.lr_scheduler_configs:
-            scheduler.scheduler.optimizer = self.offloaded
+            rebind_scheduler(scheduler.scheduler, self.offloaded)
         self.optimizers = [self.offloaded]
 
     def _offload(self, trainer: "pl.Trainer", given: Any) -> OffloadOptimizer:
@@ -194,13 +197,29 @@ class SluiceStrategy(ParallelStrategy):
 
     def lightning_module_state_dict(self) -> "dict[str, Any]":
         """All processes read it together, and the one that writes it keeps it."""
+        self._require_no_step()
         state = super().lightning_module_state_dict()
         return state if self.is_global_zero else {}
 
     def save_checkpoint(self, checkpoint: "dict[str, Any]", filepath: Any, storage_options: Any = None) -> None:
-        if self.offloaded is not None:
-            self.offloaded.save(os.fspath(filepath) + _STATE, keep=1)
+        if self.offloaded is None:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        self._require_no_step()
+        root = os.fspath(filepath) + _STATE
+        checkpoint[_FOLDER] = os.path.basename(self.offloaded.save(root))
         super().save_checkpoint(checkpoint, filepath, storage_options)
+        if self.is_global_zero:  # until here, Lightning's file of before goes with the folder of before
+            for name in os.listdir(root):
+                if name.startswith("step-") and name != checkpoint[_FOLDER]:
+                    shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
+    def _require_no_step(self) -> None:
+        walk = None if self.offloaded is None else self.offloaded._walk
+        if walk is not None and walk.active is not None and walk.has_gradients:
+            raise ArgumentError("a checkpoint is due between the micro-batches of a step, whose gradients it could not have; let "
+                                "val_check_interval be a multiple of accumulate_grad_batches, and ModelCheckpoint count steps "
+                                "(every_n_train_steps) instead of time")
 
     def remove_checkpoint(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)
@@ -210,15 +229,24 @@ class SluiceStrategy(ParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: Optional[bool] = None) -> "dict[str, Any]":
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         if self.offloaded is not None:
-            self.offloaded.load_checkpoint(os.path.join(os.fspath(checkpoint_path) + _STATE, "latest"))
+            root = os.path.realpath(os.fspath(checkpoint_path)) + _STATE  # of a link, beside its target
+            named = os.path.join(root, checkpoint.get(_FOLDER, "latest"))
+            self.offloaded.load_checkpoint(named if os.path.isdir(named) else os.path.join(root, "latest"))
         return checkpoint
 
     def load_model_state_dict(self, checkpoint: "Mapping[str, Any]", strict: bool = True) -> None:
-        if self.offloaded is None:  # otherwise load_checkpoint() has taken everything
+        if self.offloaded is None:
             super().load_model_state_dict(checkpoint, strict)
+            return
+        assert self.lightning_module is not None  # load_checkpoint() has taken everything but these
+        take_buffers(self.lightning_module, checkpoint["state_dict"], self.lightning_module._sluice.gatherer.units)
 
     def load_optimizer_state_dict(self, checkpoint: "Mapping[str, Any]") -> None:
-        """load_checkpoint() has taken everything."""
+        """load_checkpoint() has taken the state; this says whether it is that of Lightning's file."""
+        if self.offloaded is None:
+            super().load_optimizer_state_dict(checkpoint)
+        elif checkpoint.get("optimizer_states"):
+            self.offloaded.load_state_dict(checkpoint["optimizer_states"][0])
 
 
 SluiceStrategy.register_strategies(StrategyRegistry)

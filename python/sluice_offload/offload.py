@@ -13,6 +13,7 @@ from torch import nn
 
 from . import guards
 from .activations import ActivationStore, take_home
+from .buffers import matching_buffers, take_buffers
 from .described import take_over
 from .engine import Config, Engine, complete_config, config_of_text, logger, names_type, read_config, require_no_deepspeed, warn_of_memory
 from .errors import ArgumentError
@@ -77,7 +78,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         `optimizer.resumed_step` is its step.
     optimizer: a new torch.optim.AdamW, Adam, Adagrad or SGD over the model's parameters, whose hyperparameters, groups and
         learning rates are taken instead of the config's. Use what this function returns; a scheduler of the given one goes
-        on with `scheduler.optimizer = ` the returned one.
+        on with rebind_scheduler(scheduler, the returned one).
     buffers: patterns of the names of buffers that move with their units, such as "*.qweight" of a quantized linear layer. They
         keep their type and bits, and are read, never written. Other buffers stay in memory.
     storage: "swap", "poke" or "copy"; by default the best that this torch has (storage.py).
@@ -121,6 +122,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     warn_of_memory(settings)
     found = find_units(model, units, buffers, announced, keeps_types=not names_type(settings), local=local)
     guards.require_no_hooks_of_tied(found)
+    if isinstance(values, Mapping):
+        matching_buffers(model, values, found)
     place = place_of(((member.name, member.parameter) for unit in found.units for member in unit.members), device)
     if optimizer is not None:
         take_over(settings, optimizer, model)
@@ -169,6 +172,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         raise
     _adopt(found, engine, storages)
     _move_rest(model, found, place)
+    if isinstance(values, Mapping):
+        take_buffers(model, values, found)
     walk = Walk(model, found, engine, storages, made.rates, activations)
     made.bind(walk)
     hook_state_dict(model, found, engine)

@@ -16,10 +16,12 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 import transformers
 
+from .buffers import kept_buffers, take_buffers
 from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, leave_checkpoints
 from .described import KEYS
 from .engine import Config
 from .errors import ArgumentError
+from .files import open_safetensors
 from .offload import offload
 from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule
@@ -79,6 +81,14 @@ class Trainer(transformers.Trainer):
         self._sluice_steps = max_steps
         return super()._prepare_for_training(max_steps, *args, **kwargs)
 
+    def call_model_init(self, trial: Any = None) -> Any:
+        """A new model, as for each train() of hyperparameter_search(): the one before gives its memory back."""
+        before, self._sluice = self._sluice, None
+        if before is not None:
+            before.close()
+        self._sluice_restore = None
+        return super().call_model_init(trial)
+
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         self._sluice_steps = num_training_steps
         super().create_optimizer_and_scheduler(num_training_steps)
@@ -88,6 +98,8 @@ class Trainer(transformers.Trainer):
             return self.optimizer
         if isinstance(self.optimizer, OffloadOptimizer):
             self._sluice = self.optimizer
+            if self._sluice_restore is not None:
+                self._sluice.load_checkpoint(self._sluice_restore)
             return self.optimizer
         found = self._sluice_given
         if isinstance(found, DeepspeedConfig):
@@ -122,6 +134,7 @@ class Trainer(transformers.Trainer):
                                 "sluice_offload.initialize()")
         if settings["precision"]["parameters"] == "bf16":
             self.accelerator.native_amp = False  # DeepSpeed's bf16 is that of the parameters, without autocast
+            self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)  # which an evaluation has put around the forward
         leave_checkpoints(settings)
         if resolved.has_scheduler:
             if self.lr_scheduler is not None:
@@ -165,6 +178,15 @@ class Trainer(transformers.Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         self._take_checkpoint(resume_from_checkpoint)
+        self._take_buffers(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         self._take_checkpoint(str(self.state.best_model_checkpoint))
+        self._take_buffers(str(self.state.best_model_checkpoint))
+
+    def _take_buffers(self, folder: str) -> None:
+        """transformers has saved them with the model's weights."""
+        units = self.model._sluice.gatherer.units if hasattr(self.model, "_sluice") else None
+        if kept_buffers(self.model, units):
+            take_buffers(self.model, open_safetensors(folder), units)
+

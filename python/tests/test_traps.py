@@ -474,7 +474,8 @@ def test_a_scheduler_that_keeps_more_in_the_groups(config):
     model = tiny()
     given = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(given, 2e-3, total_steps=5, cycle_momentum=False)
-    scheduler.optimizer = optimizer = sluice.offload(model, config, units=[Block], optimizer=given)
+    optimizer = sluice.offload(model, config, units=[Block], optimizer=given)
+    sluice.rebind_scheduler(scheduler, optimizer)
     for _ in range(4):
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] < 1e-3

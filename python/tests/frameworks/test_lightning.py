@@ -111,6 +111,85 @@ def test_small_budgets_checkpoints_and_resuming(tmp_path):
         one.strategy.offloaded.close()
 
 
+class Warming(Module):
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+        schedulers = torch.optim.lr_scheduler
+        parts = [schedulers.LinearLR(optimizer, 0.1, total_iters=3), schedulers.ExponentialLR(optimizer, 0.5)]
+        return [optimizer], [{"scheduler": schedulers.SequentialLR(optimizer, parts, [3]), "interval": "step"}]
+
+
+def test_schedulers_in_schedulers(tmp_path):
+    found = []
+    for strategy in (sluice.lightning.SluiceStrategy(small(tmp_path), placement="nvme", units=[Block]), "auto"):
+        module, made = Warming(tiny()), trainer(tmp_path, strategy, 6, enable_checkpointing=False, limit_val_batches=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made.fit(module, torch.utils.data.DataLoader(DATA, batch_size=None))
+        found.append((module.losses, [group["lr"] for group in made.optimizers[0].param_groups]))
+        if made.strategy.__class__ is sluice.lightning.SluiceStrategy:
+            made.strategy.offloaded.close()
+    assert worst(found[0][0], found[1][0]) <= 2e-6 and found[0][1] == pytest.approx(found[1][1], rel=1e-12)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.norm = tiny(), torch.nn.BatchNorm1d(61)
+
+    def forward(self, tokens, labels):
+        return torch.nn.functional.cross_entropy(self.norm(self.net(tokens).flatten(0, 1)), labels.flatten())
+
+
+def strategy_of(tmp_path):
+    return sluice.lightning.SluiceStrategy(small(tmp_path), placement="nvme", units=[Block])
+
+
+def test_running_means_and_links(tmp_path):
+    saved = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "saved", every_n_train_steps=2, save_last="link")
+    whole, made = fit(tmp_path, Normed(), strategy_of(tmp_path), 4, callbacks=[saved], limit_val_batches=0)
+    expected = {name: value.clone() for name, value in whole.state_dict().items()}
+    made.strategy.offloaded.close()
+    assert (tmp_path / "saved" / "last.ckpt").is_symlink()
+    again, resumed = fit(tmp_path, Normed(), strategy_of(tmp_path), 4, ckpt_path=tmp_path / "saved" / "last.ckpt",
+                         enable_checkpointing=False, limit_val_batches=0)
+    actual = again.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in actual.items())
+    assert not torch.equal(actual["net.norm.running_mean"], torch.zeros(61))
+    resumed.strategy.offloaded.close()
+
+
+def test_a_kill_between_the_two_files_mixes_nothing(tmp_path):
+    """Lightning's file of one step beside Sluice's folder of a later one: the folder of before stays until both are there, and if it
+    is gone, the difference is an error."""
+    saved = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "saved", filename="one", every_n_train_steps=2, save_top_k=1,
+                                         enable_version_counter=False)
+    path = tmp_path / "saved" / "one.ckpt"
+    _, made = fit(tmp_path, tiny(), strategy_of(tmp_path), 2, callbacks=[saved], limit_val_batches=0)
+    before = path.read_bytes()
+    trainer_state = made.strategy.offloaded
+    trainer_state.save(str(path) + ".sluice")  # a second one of the same step: its folder takes the place of the first
+    trainer_state.close()
+    _, resumed = fit(tmp_path, tiny(seed=1), strategy_of(tmp_path), 4, ckpt_path=path, callbacks=[saved], limit_val_batches=0)
+    resumed.strategy.offloaded.close()
+    folders = [folder.name for folder in (tmp_path / "saved" / "one.ckpt.sluice").iterdir() if folder.name.startswith("step-")]
+    assert folders == ["step-000000004"]
+    path.write_bytes(before)
+    with pytest.raises(sluice.ArgumentError, match="had made 2 updates, and this one has made 4"):
+        fit(tmp_path, tiny(), strategy_of(tmp_path), 6, ckpt_path=path, enable_checkpointing=False, limit_val_batches=0)
+
+
+def test_a_checkpoint_between_micro_batches_names_the_keys(tmp_path):
+    class Early(pl.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            if trainer.fit_loop.epoch_loop.batch_progress.current.ready == 1:
+                trainer.save_checkpoint(tmp_path / "early.ckpt")
+    strategy = strategy_of(tmp_path)
+    with pytest.raises(sluice.ArgumentError, match="val_check_interval be a multiple of accumulate_grad_batches"):
+        fit(tmp_path, tiny(), strategy, 2, callbacks=[Early()], enable_checkpointing=False)
+    strategy.offloaded.close()
+
+
 def test_budgets_of_a_quarter(tmp_path, monkeypatch):
     """From the second step on, the bytes of every step are the plan's."""
     planned = watch_steps(monkeypatch, micro_batches=2)

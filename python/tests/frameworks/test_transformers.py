@@ -130,6 +130,64 @@ def test_trainer_takes_the_best_model_back(tmp_path, settings):
     trainer._sluice.close()
 
 
+def test_running_means_go_on(tmp_path, settings):
+    """Buffers are in transformers' file alone. One is not as it was made."""
+    class Normed(transformers.GPT2LMHeadModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.norm = torch.nn.BatchNorm1d(config.vocab_size)
+
+        def forward(self, input_ids=None, labels=None, **_):
+            logits = self.norm(super().forward(input_ids).logits.transpose(1, 2)).transpose(1, 2)
+            loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            return {"loss": loss, "logits": logits}
+
+    def made(seed, **options):
+        torch.manual_seed(seed)
+        return Trainer(model=Normed(gpt2().config), args=arguments(tmp_path, eval_strategy="no", **options), train_dataset=rows(),
+                       sluice=settings)
+    whole = made(0)
+    whole.train()
+    expected = {name: value.clone() for name, value in whole.model.state_dict().items()}
+    whole._sluice.close()
+    again = made(1)
+    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    actual = again.model.state_dict()
+    assert not torch.equal(actual["norm.running_mean"], torch.zeros(61))
+    assert all(torch.equal(value, expected[name]) for name, value in actual.items())
+    again._sluice.close()
+
+
+def test_a_model_is_made_for_each_training(tmp_path, settings):
+    trainer = Trainer(model_init=gpt2, args=arguments(tmp_path, max_steps=2, eval_strategy="no", save_strategy="no"),
+                      train_dataset=rows(), sluice=settings)
+    trainer.train()
+    first, losses = trainer._sluice, logs(trainer, "loss")
+    trainer.train()
+    assert trainer._sluice is not first and logs(trainer, "loss")[-2:] == losses
+    with pytest.raises(sluice.ArgumentError, match="closed"):
+        first.step()
+    trainer._sluice.close()
+
+
+def test_an_optimizer_of_the_programs_own_resumes(tmp_path, settings):
+    settings["optimizer"] |= {"clip_norm": 1.0, "clip_epsilon": 1e-6}
+
+    def made(seed, **options):
+        model = gpt2(seed)
+        optimizer = sluice.offload(model, settings, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+        return Trainer(model=model, args=arguments(tmp_path, eval_strategy="no"), train_dataset=rows(), sluice=settings,
+                       optimizers=(optimizer, schedule))
+    whole = made(0)
+    whole.train()
+    whole._sluice.close()
+    again = made(1)
+    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    assert logs(again, "loss") == logs(whole, "loss")
+    again._sluice.close()
+
+
 def test_what_the_trainer_refuses(tmp_path, settings):
     settings["optimizer"]["clip_norm"] = 0.5
     with pytest.raises(sluice.ArgumentError, match="args.max_grad_norm is 1.0"):

@@ -164,6 +164,7 @@ class SaveBesideToy : public testing::Test {
     std::set<std::string> names;
     for (const fs::directory_entry& entry : fs::directory_iterator(root_))
       names.insert(entry.path().filename().string());
+    names.erase(".lock");
     return names;
   }
   // A save that `fails`: the next two calls of begin_step() go on, the second one with the failure.

@@ -1,0 +1,50 @@
+"""Buffers that stay torch's, such as the running means of BatchNorm. The engine's checkpoints do not have them, so whoever restores a
+model gives them back from elsewhere."""
+
+import logging
+from typing import Mapping, Optional
+
+import torch
+from torch import nn
+
+from .errors import ArgumentError
+from .units import Units, names_of_members
+
+logger = logging.getLogger("sluice_offload")
+
+
+def kept_buffers(model: nn.Module, units: Optional[Units] = None) -> "dict[str, torch.Tensor]":
+    """The buffers that a state_dict has, by name, without those of `units`."""
+    moved = set() if units is None else {name for _, named in names_of_members(model, units) for name in named}
+    found: "dict[str, torch.Tensor]" = {}
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            full = f"{prefix}.{name}" if prefix else name
+            if buffer is not None and name not in module._non_persistent_buffers_set and full not in moved:
+                found[full] = buffer
+    return found
+
+
+def matching_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]",
+                     units: Optional[Units] = None) -> "dict[str, tuple[torch.Tensor, torch.Tensor]]":
+    """The model's buffers that `values` has, each with its value. Raises ArgumentError where one has another shape."""
+    buffers = {name: buffer for name, buffer in kept_buffers(model, units).items() if not buffer.is_meta}
+    found = {name: (buffer, values[name]) for name, buffer in buffers.items() if name in values}
+    for name, (buffer, value) in found.items():
+        if value.shape != buffer.shape:
+            raise ArgumentError(f"buffer {name} has shape {tuple(value.shape)} in the file, but {tuple(buffer.shape)} in the model; "
+                                "nothing was changed")
+    return found
+
+
+def take_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]", units: Optional[Units] = None) -> None:
+    """Gives the model's buffers their values, by name. Says which ones `values` lacks. Raises ArgumentError where one has another
+    shape, before any has changed."""
+    found = matching_buffers(model, values, units)
+    with torch.no_grad():
+        for buffer, value in found.values():
+            buffer.copy_(value)
+    missing = sorted(name for name, buffer in kept_buffers(model, units).items() if not buffer.is_meta and name not in found)
+    if missing:
+        logger.warning("buffers %s keep their values, since the file has none for them", ", ".join(missing[:3]) +
+                       (" and others" if len(missing) > 3 else ""))
