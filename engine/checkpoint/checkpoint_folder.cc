@@ -141,7 +141,11 @@ struct CheckpointLock::Held {
   explicit Held(UniqueFd locked) : file(std::move(locked)) { close_in_children(file.get()); }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
-  ~Held() { forget_in_children(file.get()); }
+  ~Held() {
+    if (process != ::getpid()) return;
+    (void)::flock(file.get(), LOCK_UN);  // also where closing fails
+    forget_in_children(file.get());
+  }
 
   UniqueFd file;
   pid_t process = ::getpid();

@@ -159,7 +159,7 @@ def test_running_means_go_on(tmp_path, settings):
 
 
 def test_a_model_is_made_for_each_training(tmp_path, settings):
-    trainer = Trainer(model_init=gpt2, args=arguments(tmp_path, max_steps=2, eval_strategy="no", save_strategy="no"),
+    trainer = Trainer(model_init=lambda: gpt2(), args=arguments(tmp_path, max_steps=2, eval_strategy="no", save_strategy="no"),
                       train_dataset=rows(), sluice=settings)
     trainer.train()
     first, losses = trainer._sluice, logs(trainer, "loss")
