@@ -48,12 +48,14 @@ Placement placement_of(Config config, const ModelSpec& model, const Layout& layo
   const HostMemory host = host_of(device, ranks);
   config.memory.device_bytes = device_bytes_of(config, device, ranks);
   config.memory = with_budgets(config.memory, host);
-  Placement placement = plan_run(config, model, layout,
-                                 {.ranks = ranks.count(),
-                                  .device_is_host = !device.has_own_memory(),
-                                  .host_memory_bytes = topology().memory_bytes,
-                                  .free_bytes = free_bytes})
-                            .placement;
+  Placement placement =
+      plan_run(config, model, layout,
+               {.ranks = ranks.count(),
+                .device_is_host = !device.has_own_memory(),
+                .host_memory_bytes = topology().memory_bytes,
+                .free_bytes = [sharing = host.ranks](
+                                  const std::string& path) { return free_bytes(path) / sharing; }})
+          .placement;
   ranks.reserve(config.sharding, layout);
   SLUICE_CHECK(ranks.device_bytes() == placement.rank_buffer_bytes,
                "the plan counts what ranks take");

@@ -31,8 +31,9 @@ std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all,
   for (const PlannedPlacement& planned : all)
     if (planned.obstacle.empty())
       look_at(planned.step.step_s, planned.choices, optimizer.overlap, optimizer.update_on);
-  const bool may_be_eager =
-      optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop;
+  const bool may_be_eager = optimizer.clip_norm == 0 &&
+                            optimizer.non_finite == NonFinitePolicy::kStop &&
+                            !config.precision.scale_moves();
   for (const auto& [policy, cost] : own.policies)
     if (may_be_eager || policy != OverlapPolicy::kEager)
       look_at(cost.step_s, config.placement, policy, optimizer.update_on);

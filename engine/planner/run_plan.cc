@@ -46,7 +46,9 @@ OverlapPolicy policy_of(const Config& config, const Layout& layout, const Placem
                         const RunMachine& machine) {
   const Config::Optimizer& optimizer = config.optimizer;
   if (optimizer.overlap != OverlapPolicy::kAuto) return optimizer.overlap;
-  if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop)
+  // With a moving loss scale, a step whose gradients overflow is skipped.
+  if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop &&
+      !config.precision.scale_moves())
     return OverlapPolicy::kEager;
   // The copies of a durable store serve as shadows.
   const bool may_speculate =

@@ -51,7 +51,8 @@ ordered_json shard_json(const Shard& shard) {
           {"count", shard.count},
           {"keeps_all_gradients", shard.keeps_all_gradients},
           {"keeps_all_parameters", shard.keeps_all_parameters},
-          {"keep_gathered_bytes", shard.keep_gathered_bytes}};
+          {"keep_gathered_bytes", shard.keep_gathered_bytes},
+          {"pieces", shard.pieces}};
 }
 
 ordered_json memory_json(const Placement& placement) {
@@ -92,10 +93,18 @@ constexpr std::uint64_t kCountMax = std::uint64_t{1} << 24;
 
 // With the budgets and lanes that the plan has come to.
 ordered_json config_json(Config config, const Placement& placement) {
-  config.memory = {.device_bytes = std::min(placement.device_budget_bytes, kBytesMax),
-                   .host_bytes = std::min(placement.host_budget_bytes, kBytesMax)};
+  config.memory.device_bytes = std::min(placement.device_budget_bytes, kBytesMax);
+  config.memory.host_bytes = std::min(placement.host_budget_bytes, kBytesMax);
   if (placement.lanes.count != 0) config.optimizer.lanes = placement.lanes.count;
   return ordered_json::parse(config_text(config));
+}
+
+// The trained parameters that this rank updates.
+std::uint64_t own_parameters(const Layout& layout) {
+  std::uint64_t count = 0;
+  for (const BlockPlace& block : layout.blocks())
+    if (!layout.is_frozen(block.id)) count += block.element_count;
+  return count;
 }
 
 [[noreturn]] void fail_damaged(const std::string& why) {
@@ -154,26 +163,29 @@ auto read_section(const std::string& text, const Function& function) {
 
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
                             const Placement& placement, std::uint32_t ranks) {
-  const ordered_json document = {{"processor", topology().processor},
-                                 {"granted_cores", topology().granted_cores},
-                                 {"memory_bytes", topology().memory_bytes},
-                                 {"parameters", layout.parameter_count()},
-                                 {"state_bytes", layout.state_bytes()},
-                                 {"block_elements", layout.block_elements()},
-                                 {"config", config_json(config, placement)},
-                                 {"ranks", ranks},
-                                 {"device_is_host", !placement.fills_device},
-                                 {"micro_batches", config.activations.micro_batches},
-                                 {"order", name_of(config.activations.order)},
-                                 {"memory", memory_json(placement)},
-                                 {"forward_order", indices_of(model.forward_order)},
-                                 {"backward_order", indices_of(model.backward_order)},
-                                 {"concurrent_leases", model.concurrent_leases},
-                                 {"boundary_bytes", model.boundary_bytes},
-                                 {"shard", shard_json(layout.shard())},
-                                 {"units", units_of(layout)},
-                                 {"parameter_tier", runs_of(placement.parameter_tier)},
-                                 {"record_tier", runs_of(placement.record_tier)}};
+  const ordered_json document = {
+      {"processor", topology().processor},
+      {"granted_cores", topology().granted_cores},
+      {"memory_bytes", topology().memory_bytes},
+      {"parameters", layout.parameter_count()},
+      {"state_bytes", layout.state_bytes()},
+      {"own_parameters", own_parameters(layout)},
+      {"state_bytes_per_parameter", layout.format().state_bytes_per_element()},
+      {"block_elements", layout.block_elements()},
+      {"config", config_json(config, placement)},
+      {"ranks", ranks},
+      {"device_is_host", !placement.fills_device},
+      {"micro_batches", config.activations.micro_batches},
+      {"order", name_of(config.activations.order)},
+      {"memory", memory_json(placement)},
+      {"forward_order", indices_of(model.forward_order)},
+      {"backward_order", indices_of(model.backward_order)},
+      {"concurrent_leases", model.concurrent_leases},
+      {"boundary_bytes", model.boundary_bytes},
+      {"shard", shard_json(layout.shard())},
+      {"units", units_of(layout)},
+      {"parameter_tier", runs_of(placement.parameter_tier)},
+      {"record_tier", runs_of(placement.record_tier)}};
   // The application chooses tensor names: whatever bytes they have, the file is valid JSON.
   return document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
@@ -228,7 +240,8 @@ Shard shard_of_trace(const std::string& engine_section) {
                  .count = count,
                  .keeps_all_gradients = from.at("keeps_all_gradients").get<bool>(),
                  .keeps_all_parameters = from.at("keeps_all_parameters").get<bool>(),
-                 .keep_gathered_bytes = bytes_in(from, "keep_gathered_bytes")};
+                 .keep_gathered_bytes = bytes_in(from, "keep_gathered_bytes"),
+                 .pieces = from.contains("pieces") ? count_in(from, "pieces") : 1};
   });
 }
 

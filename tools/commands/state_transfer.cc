@@ -24,6 +24,7 @@
 #include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/run_settings.h"
 #include "tools/gpt/train/state_origin.h"
+#include "tools/gpt/train/tokenized_data.h"
 #include "tools/gpt/train/train_config.h"
 #include "tools/report/sha256.h"
 
@@ -99,7 +100,7 @@ int export_state(const StateOptions& options) {
 }
 
 int import_state(const StateOptions& options) {
-  const TrainConfig config = train_config(read_state_config(options));
+  TrainConfig config = train_config(read_state_config(options));
   const Config::Storage& storage = config.engine.storage;
   require_store_name(storage, options);
   const std::string folder = state_origin_in(options.folder);
@@ -107,8 +108,10 @@ int import_state(const StateOptions& options) {
   OpenCheckpoint opened = open_state_origin(
       folder, options.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved,
       config);
-  if (opened.application.empty())
+  if (opened.application.empty()) {
+    settle_data_file(config, /*is_quiet=*/true);
     opened.application = {application_for(config, options.ranks, opened.source->position().step)};
+  }
   std::optional<Progress> progress(std::in_place, "making the store");
   const NewStore made = make_store(config.engine, training_model(config), options.ranks,
                                    *opened.source, opened.application);

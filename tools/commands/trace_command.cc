@@ -33,6 +33,7 @@ PeakRates peaks_of(const std::string& calibration) {
   if (calibration.empty()) return {};
   PlanRateOptions options;
   options.io_file = calibration;
+  options.is_unscaled = true;
   const Rates rates = plan_rates(options, {}).rates;
   return {.read_bytes_per_second = rates.read_bytes_per_second,
           .write_bytes_per_second = rates.write_bytes_per_second};

@@ -161,15 +161,14 @@ class TrainRun {
     checkpoints_.set_products(describe(device_.matrix_kernels()));
     const std::optional<std::uint64_t> resumed = resume_state();
     steps_ended_ = (record_.resumed_steps = resumed).value_or(0);
+    dataset_.go_on(steps_ended_, checkpoints_.draws(steps_ended_));
     record_.kernel_changes = checkpoints_.kernel_changes();
     record_.setting_changes = checkpoints_.setting_changes();
     if (!checkpoints_.is_used() || engine_.rank() != 0) return;
     for (const std::string& note : checkpoints_.notes()) warn("sluice: {}\n", note);
-    if (is_quiet_) return;
-    if (resumed)
-      say("going on after step {}, from {}\n", *resumed, checkpoints_.origin());
-    else
-      say("beginning anew: there is no {} yet\n", checkpoints_.origin());
+    const std::string origin = checkpoints_.origin();
+    if (!is_quiet_ && resumed) say("going on after step {}, from {}\n", *resumed, origin);
+    if (!is_quiet_ && !resumed) say("beginning anew: there is no {} yet\n", origin);
     flush_said();
   }
 

@@ -122,7 +122,9 @@ std::string TrainWatch::sample(std::uint64_t step) {
   const Progress progress("drawing a sample", is_quiet_);
   std::vector<std::uint32_t> tokens = prompt_;
   std::string text = options_.sample_prompt;
-  for (std::uint64_t position = 0; position < options_.sample_tokens; ++position) {
+  // Each token takes a whole pass; a run that has been told to end does not wait for all.
+  for (std::uint64_t position = 0; position < options_.sample_tokens && !stop_.is_agreed();
+       ++position) {
     const std::size_t seen = std::min<std::size_t>(tokens.size(), config_.model.context);
     const auto logits = trainer_.next_logits(std::span(tokens).last(seen));
     if (!std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); }))

@@ -128,7 +128,10 @@ void import_precision(ImportPass& pass) {
            precision == "fp32" ? "neither bf16 nor fp16 is on" : "");
   if (!pass.values().precision.empty() && pass.values().precision != precision)
     pass.refuse_conflict(key, precision, "--precision", pass.values().precision);
-  if (precision == "fp16") import_loss_scale(pass);
+  if (precision == "fp16") {
+    import_loss_scale(pass);
+    pass.map("fp16.enabled", "optimizer.non_finite", "skip");
+  }
   const auto stage = pass.integer("zero_optimization.stage").value_or(0);
   const bool checks = pass.boolean("bf16.check_grad_overflow").value_or(true);
   if (precision == "bf16")

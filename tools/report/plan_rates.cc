@@ -30,8 +30,6 @@ constexpr double kAssumedDeviceAdam = 60e9;
 constexpr double kAssumedFlops = 200e12;
 constexpr double kLatencyS = 100e-6;
 constexpr double kAssumedFlushS = 5e-3;  // a volatile cache of a drive of today, nearly empty
-// The interference from which on a drive is nearer to half duplex than to full.
-constexpr double kHalfDuplexFrom = 0.75;
 constexpr std::uint64_t kRatesFileBytesMax = 16_MiB;  // far more than any has
 
 nlohmann::json read_json(const std::string& path) {
@@ -106,6 +104,10 @@ void take_io_file(const PlanRateOptions& options, PlanRates& plan, RateSources& 
     };
     set_storage_rates(rate("read"), rate("write"), document.at("interference").get<double>(),
                       plan.rates);
+    if (options.is_unscaled) {
+      plan.rates.read_bytes_per_second = rate("read");
+      plan.rates.write_bytes_per_second = rate("write");
+    }
   } catch (const nlohmann::json::exception&) {
     throw Error(ErrorCode::kInput,
                 fmt::format("\"{}\" is no calibration of reads, writes and both; write it with "
@@ -268,10 +270,13 @@ void share(std::uint32_t ranks, Rates& rates) {
 
 }  // namespace
 
+// Reading and writing as many bytes at once takes `interference` times the sum of both times.
 void set_storage_rates(double read, double write, double interference, Rates& rates) {
-  rates.duplex = interference >= kHalfDuplexFrom ? Duplex::kHalf : Duplex::kFull;
-  // Reading and writing at once then take the measured time.
-  const double scale = interference * (rates.duplex == Duplex::kHalf ? 1 : 2);
+  const double sum_s = 1 / read + 1 / write, longest_s = 1 / std::min(read, write);
+  const double measured_s = interference * sum_s;
+  rates.duplex = measured_s >= (longest_s + sum_s) / 2 ? Duplex::kHalf : Duplex::kFull;
+  // Both at once then take the measured time.
+  const double scale = measured_s / (rates.duplex == Duplex::kHalf ? sum_s : longest_s);
   rates.read_bytes_per_second = read / scale;
   rates.write_bytes_per_second = write / scale;
 }

@@ -17,7 +17,10 @@
 namespace sluice {
 
 struct PlanRateOptions {
-  std::string io_file;    // empty = none
+  std::string io_file;  // empty = none
+  // If the value is true, the rates of `io_file` are those of reading or writing alone. Otherwise
+  // they are such that reading and writing at once takes the measured time.
+  bool is_unscaled = false;
   std::string adam_file;  // empty = none
   std::string gpu_file;   // output of `sluice bench gpu`; empty = none
   // The texts of the options. Each text is a size, such as 2GB, or a number, such as "2e9". The

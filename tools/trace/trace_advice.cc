@@ -47,9 +47,9 @@ double adam_rate(const TraceAnalysis& analysis, const TracedEngine& engine) {
     size_bytes += record.size_bytes;
     busy_ns += record.end_ns - record.begin_ns;
   }
-  if (busy_ns == 0 || engine.state_bytes == 0) return 0;
-  return static_cast<double>(size_bytes) / advised_seconds(busy_ns) *
-         static_cast<double>(engine.parameters) / static_cast<double>(engine.state_bytes);
+  if (busy_ns == 0 || engine.state_bytes_per_parameter <= 0) return 0;
+  return static_cast<double>(size_bytes) / advised_seconds(busy_ns) /
+         engine.state_bytes_per_parameter;
 }
 
 std::string collective_rates(const TraceAnalysis& analysis) {

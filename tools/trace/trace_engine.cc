@@ -32,6 +32,7 @@ void read_units(const json& document, TracedEngine& engine) {
                     .first_block = from.at("first_block"),
                     .block_count = from.at("blocks"),
                     .parameter_bytes = from.at("parameter_bytes"),
+                    .is_frozen = from.value("frozen", false),
                     .tensors = {}};
     for (const json& tensor : from.at("tensors")) unit.tensors.push_back(tensor.at("name"));
     engine.units.push_back(std::move(unit));
@@ -102,6 +103,8 @@ TracedEngine engine_of(const TraceFile& trace) {
     engine.granted_cores = document.at("granted_cores");
     engine.parameters = document.at("parameters");
     engine.state_bytes = document.at("state_bytes");
+    engine.own_parameters = document.value("own_parameters", engine.parameters);
+    engine.state_bytes_per_parameter = document.value("state_bytes_per_parameter", 0.0);
     const json& config = document.at("config");
     engine.lanes = config.at("optimizer").value("lanes", 0u);
     engine.threads = config.at("run").at("threads");

@@ -58,8 +58,8 @@ std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine,
   const std::optional<StorageBytes> bytes = storage_bytes(rank, engine);
   if (!bytes) return {};
   std::string lines;
-  if (engine.parameters != 0) {
-    const auto each = [&](double of) { return of / static_cast<double>(engine.parameters); };
+  if (engine.own_parameters != 0) {
+    const auto each = [&](double of) { return of / static_cast<double>(engine.own_parameters); };
     lines += fmt::format(
         "bytes per parameter and step: {:.2f} read (ideal {:.2f}), {:.2f} written (ideal {:.2f})\n",
         each(bytes->read_per_step), each(bytes->ideal_read), each(bytes->written_per_step),
@@ -143,17 +143,28 @@ std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const Trace
   }
   std::uint64_t parameter_bytes = 0, stored = 0;  // of one copy
   for (const TracedPool& pool : engine.pools) {
-    if (pool.tier != "nvme" || pool.name == "shadow copies") continue;
+    if (pool.tier != "nvme" || pool.name == "shadow copies" || pool.name == "copies for commits")
+      continue;
     stored += pool.size_bytes;
     if (pool.name == "parameters") parameter_bytes += pool.size_bytes;
   }
+  // Frozen parameters are read alone. A rank has the same share of all units.
+  double unit_bytes = 0, frozen_bytes = 0;
+  for (std::size_t i = 0; i < engine.units.size(); ++i) {
+    if (engine.parameter_tier[i] != "nvme") continue;
+    const auto of_unit = static_cast<double>(engine.units[i].parameter_bytes);
+    unit_bytes += of_unit;
+    if (engine.units[i].is_frozen) frozen_bytes += of_unit;
+  }
+  const double frozen =
+      unit_bytes == 0 ? 0 : static_cast<double>(parameter_bytes) * frozen_bytes / unit_bytes;
   const auto steps = static_cast<double>(last - first + 1);
   const double span_s =
       static_cast<double>(rank.steps().back().begin_ns - rank.steps()[1].begin_ns) * 1e-9;
   return StorageBytes{.read_per_step = static_cast<double>(read) / steps,
                       .written_per_step = static_cast<double>(written) / steps,
                       .ideal_read = static_cast<double>(stored + parameter_bytes),
-                      .ideal_written = static_cast<double>(stored),
+                      .ideal_written = static_cast<double>(stored) - frozen,
                       .written_per_day = static_cast<double>(written) / span_s * kSecondsADay};
 }
 

@@ -85,8 +85,7 @@ void apply(const std::string& setting, Scenario& scenario) {
   if (equals == std::string::npos) refuse(setting, "KEY=VALUE is wanted");
   const std::string key = setting.substr(0, equals), value = setting.substr(equals + 1);
   const auto count = [&] { return static_cast<std::uint32_t>(number_in(setting, value)); };
-  if (key == "drives")
-    return apply_rate("nvme", number_in(setting, value), scenario.rates);
+  if (key == "drives") return apply_rate("nvme", number_in(setting, value), scenario.rates);
   if (key == "prefetch_window") {
     scenario.window_units = count();
   } else if (key == "lanes") {
@@ -106,7 +105,8 @@ void apply(const std::string& setting, Scenario& scenario) {
 // The policy that "auto" took: updates that end before a step's computation does are early ones.
 OverlapPolicy policy_of(const TraceAnalysis& analysis, const Config& config) {
   if (config.optimizer.overlap != OverlapPolicy::kAuto) return config.optimizer.overlap;
-  if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
+  if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop &&
+      !config.precision.scale_moves())
     return OverlapPolicy::kEager;
   std::uint64_t early = 0, updates = 0;
   for (const TraceRecord& record : analysis.trace().records) {
@@ -185,6 +185,8 @@ std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config
     notes.push_back(
         "boundary activations are work for copies and storage, beside an ideal schedule of "
         "everything else: waits for them stay as they were");
+  if (!config.storage.state.name.empty())
+    notes.push_back("flushes of commits count as taking no time");
   if (trace.lost != 0)
     notes.push_back(fmt::format("{} records are lost: rates and times lack them", trace.lost));
   return notes;

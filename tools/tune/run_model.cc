@@ -20,7 +20,7 @@ namespace {
 constexpr double kHiddenShare = 0.01;
 constexpr double kHiddenShareOfHost = 0.1;
 
-double elements_of(const UnitSpec& unit) {
+double parameters_of(const UnitSpec& unit) {
   double elements = 0;
   for (const TensorSpec& tensor : unit.tensors)
     elements += static_cast<double>(tensor.element_count());
@@ -119,7 +119,7 @@ TunePrediction RunModel::predicted(TrainConfig config) const {
   request.order = *config.order;
   const double tokens = static_cast<double>(config.sequences) * config.model.context;
   for (const UnitSpec& unit : request.model.units)
-    request.forward_flops.push_back(2 * elements_of(unit) * tokens);
+    request.forward_flops.push_back(2 * parameters_of(unit) * tokens);
   request.flops = flops_;
   request.rates = rates_for(config);
   const Planning planning(request);

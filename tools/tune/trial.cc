@@ -5,6 +5,8 @@
 #include <memory>
 
 #include <sluice/engine.h>
+#include "engine/plan/sharding.h"
+#include "engine/planner/run_plan.h"
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/dataset.h"
 #include "tools/gpt/train/fresh_values.h"
@@ -22,7 +24,7 @@ double seconds_since(Clock::time_point begin) {
 }
 
 // Settles budgets and order as `sluice train` does for one process.
-void settle(TrainConfig& config) {
+void settle(TrainConfig& config, const ModelSpec& model) {
   config.engine.storage.state = {};
   config.trace_file.clear();
   config.has_status = false;
@@ -33,6 +35,11 @@ void settle(TrainConfig& config) {
   const RunMachine machine = machine_of(share, 1);
   resolve_order(config, machine);
   (void)check_memory(config, machine, share);
+  // "auto" speculates once it has seen 32 steps without clipping, more than a trial has.
+  const ModelSpec whole = validated(model);
+  const Layout layout =
+      plan_layout(config.engine, whole, shard_of(config.engine.sharding, 0, machine.ranks));
+  config.engine.optimizer.overlap = plan_run(config.engine, whole, layout, machine).policy;
 }
 
 }  // namespace
@@ -46,10 +53,10 @@ double Trial::median_s() const {
 Trial run_trial(TrainConfig config, unsigned steps,
                 const std::function<void(unsigned step)>& progress) {
   const Clock::time_point begin = Clock::now();
-  settle(config);
+  const ModelSpec model = training_model(config, computes_on_host(config));
+  settle(config, model);
   const Dataset dataset(config);
   ComputeDevice device(config);
-  const ModelSpec model = training_model(config, device.is_host());
   Engine engine(config.engine, model, device.device());
   const std::unique_ptr<Trainer> trainer = device.make_trainer(config, dataset, engine);
   engine.initialize(fresh_values(config.model, config.seed));

@@ -81,7 +81,8 @@ TuneAxis policy_axis(const TrainConfig& given) {
   const Config::Optimizer& optimizer = given.engine.optimizer;
   std::vector<OverlapPolicy> policies = {OverlapPolicy::kAuto, OverlapPolicy::kDeferred,
                                          OverlapPolicy::kSpeculative, OverlapPolicy::kSerial};
-  if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop)
+  if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop &&
+      !given.engine.precision.scale_moves())
     policies.push_back(OverlapPolicy::kEager);
   for (const OverlapPolicy policy : policies)
     axis.choices.push_back({{"optimizer.overlap", quoted(name_of(policy))}});

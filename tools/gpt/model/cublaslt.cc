@@ -252,6 +252,7 @@ bool CublasLt::multiply(const Product& p, DType type, StreamId stream) {
   const CudaCurrentDevice current(device_.ordinal());
   const Plan& plan = plan_of(p, type);
   if (!plan.has_algorithm) return false;
+  if (device_.has_failed()) return true;  // as every other kernel and copy
   const float alpha = 1.0f;
   const float beta = p.addend == nullptr ? 0.0f : 1.0f;
   check(library().matmul(static_cast<cublasLtHandle_t>(handle_), plan.operation, &alpha, p.b,

@@ -17,13 +17,6 @@
 #include "tools/report/sha256.h"
 
 namespace sluice {
-namespace {
-
-constexpr const char* kKernelChanges = "kernel_changes";
-constexpr const char* kSettingChanges = "setting_changes";
-
-}  // namespace
-
 std::string command_that_goes_on(std::span<char* const> words) {
   std::string command;
   bool resumes = false;
@@ -47,7 +40,7 @@ std::string command_that_goes_on(std::span<char* const> words) {
 
 Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig& config,
                              std::uint32_t rank, std::uint32_t rank_count)
-    : options_(options), config_(config), is_first_(rank == 0) {
+    : options_(options), config_(config), is_first_(rank == 0), rank_count_(rank_count) {
   if (!is_used()) {
     if (!options.resume.empty())
       throw Error(ErrorCode::kInput,
@@ -266,76 +259,6 @@ void Checkpointing::restore(Engine& engine, StateSource& source, const std::stri
     if (error.code() != ErrorCode::kNonFinite) throw;
     throw Error(ErrorCode::kInput, fmt::format("\"{}\": {}", folder, error.what()));
   }
-}
-
-// Checks that the run that goes on is the one that was saved. Returns the steps that it has made.
-std::uint64_t Checkpointing::check_application(const std::string& where,
-                                               const std::string& application, Kernels kernels) {
-  const nlohmann::json saved =
-      nlohmann::json::parse(application, nullptr, /*allow_exceptions=*/false);
-  const auto fail = [&](const std::string& why) {
-    throw Error(ErrorCode::kInput, fmt::format("{}: {}", where, why));
-  };
-  if (!saved.is_object() || !saved.contains("steps") || !saved["steps"].is_number_unsigned() ||
-      !saved.contains("settings") || !saved["settings"].is_object() || !saved.contains("text") ||
-      !std::all_of(saved["settings"].begin(), saved["settings"].end(),
-                   [](const nlohmann::json& value) { return value.is_string(); }))
-    fail("field \"application\" comes from another program, not from sluice train");
-  std::vector<std::string> changes;
-  std::vector<SettingChange> accepted;
-  std::optional<std::string> changed_from;
-  for (const auto& [key, value] : settings_) {
-    const std::optional<std::string> known = value_before(saved["settings"], key);
-    if (!known || *known == value) continue;
-    const std::string& before = *known;
-    if (key == kProducts && kernels == Kernels::kStay && !options_.accepts_kernels)
-      fail(fmt::format(
-          "its matrix products were computed by {}, and are computed by {} now, which "
-          "changes the last bits; choose the same ones (run.matmul, OPENBLAS_CORETYPE), "
-          "or go on with --accept-kernels",
-          before, value));
-    if (key == kProducts) changed_from = before;
-    const std::string change = fmt::format("{} was {} and is {}", key, before, value);
-    // More steps, other ranks and another machine are what a run is resumed for.
-    if (key == "run.steps" || key == "ranks" || key == kProducts || options_.accepts_config) {
-      notes_.push_back(fmt::format("checkpoint: {} from here on", change));
-      if (key != kProducts) accepted.push_back({.key = key, .before = before, .after = value});
-    } else {
-      changes.push_back(change);
-    }
-  }
-  if (!changes.empty())
-    fail(fmt::format("the config has changed: {}; change it back, or go on with --accept-config",
-                     fmt::join(changes, "; ")));
-  const std::string text = saved["text"].is_string() ? saved["text"].get<std::string>() : "nothing";
-  if (text != text_ && !options_.accepts_data)
-    fail(
-        fmt::format("the text \"{}\" has {}, but the run was made with {}; name that one, or go "
-                    "on with --accept-data",
-                    config_.data_file, text_, text));
-  if (text != text_) {
-    notes_.push_back(
-        fmt::format("checkpoint: the text had {}, and has {} from here on", text, text_));
-    accepted.push_back({.key = "text", .before = text, .after = text_});
-  }
-  const auto steps = saved["steps"].get<std::uint64_t>();
-  kernel_changes_ = setting_changes_in(saved, kKernelChanges);
-  setting_changes_ = setting_changes_in(saved, kSettingChanges);
-  for (SettingChange& change : accepted) {
-    change.steps = steps;
-    setting_changes_.push_back(std::move(change));
-  }
-  if (changed_from)
-    kernel_changes_.push_back(
-        {.steps = steps, .before = *changed_from, .after = settings_[kProducts]});
-  return steps;
-}
-
-std::string Checkpointing::application(std::uint64_t steps) const {
-  nlohmann::json document{{"steps", steps}, {"settings", settings_}, {"text", text_}};
-  add_changes(document, kKernelChanges, kernel_changes_);
-  add_changes(document, kSettingChanges, setting_changes_);
-  return document.dump();
 }
 
 SaveOptions Checkpointing::save_options(std::uint64_t steps) const {

@@ -94,6 +94,9 @@ class Checkpointing {
   // then saves the state if the state has not been saved yet.
   // Fails with the errors of Engine::save().
   void run_ended(Engine& engine, std::uint64_t steps);
+  // The number of sequences that the run has drawn when it has made `steps` steps, over all ranks,
+  // with the batches of its earlier parts. Must be called after resume().
+  std::uint64_t draws(std::uint64_t steps) const;
   // The checkpoints that this run has saved.
   const std::vector<SavedCheckpoint>& saved() const { return saved_; }
   // The command with which a user continues the run after this process has ended.
@@ -130,14 +133,16 @@ class Checkpointing {
   void try_to_save(Engine& engine, const std::function<void()>& save);
   void pass_over(const std::string& why);
 
-
   const CheckpointOptions options_;
   const TrainConfig& config_;
-  const bool is_first_;                          // whether this is rank 0
+  const bool is_first_;  // whether this is rank 0
+  const std::uint32_t rank_count_;
   std::map<std::string, std::string> settings_;  // the settings that affect the results
   std::string text_;                             // the data's length and checksum
   std::optional<CheckpointLock> lock_;
   std::vector<std::string> notes_;
+  std::uint64_t first_steps_ = 0;  // of the state that this part of the run began with
+  std::uint64_t first_draws_ = 0;
   std::vector<SettingChange> kernel_changes_;
   std::vector<SettingChange> setting_changes_;  // all other accepted changes
   std::optional<std::uint64_t> saved_steps_;

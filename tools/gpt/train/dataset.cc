@@ -162,7 +162,9 @@ TokenBatch Dataset::training_batch(std::uint64_t step, std::uint32_t micro_batch
       training_tokens_ - config_.model.context;  // a sequence and its successor fit behind each
   TokenBatch batch;
   for (std::uint32_t sequence = 0; sequence < config_.sequences; ++sequence) {
-    const std::uint64_t draw = (step * micro_batches_ + micro_batch) * config_.sequences + sequence;
+    const std::uint64_t draw =
+        first_draw_ + ((step - first_step_) * micro_batches_ + micro_batch) * config_.sequences +
+        sequence;
     append_sequence(random.bits(draw) % starts, batch);
   }
   return batch;
@@ -171,11 +173,12 @@ TokenBatch Dataset::training_batch(std::uint64_t step, std::uint32_t micro_batch
 std::vector<TokenBatch> Dataset::validation_batches(std::uint32_t count) const {
   const std::uint64_t context = config_.model.context;
   const std::uint64_t sequences_there = (validation_tokens() - 1) / context;
-  const std::uint64_t wanted = std::min(sequences_there, std::uint64_t{count} * config_.sequences);
+  // Whole batches, so that every sequence weighs the same in the mean.
+  std::uint64_t wanted = std::min(sequences_there, std::uint64_t{count} * config_.sequences);
+  if (wanted > config_.sequences) wanted -= wanted % config_.sequences;
   std::vector<TokenBatch> batches;
   for (std::uint64_t i = 0; i < wanted; ++i) {
-    // The last batch is filled up with its own sequences again when the part is too short, so that
-    // all have one size.
+    // A single batch is filled up with its own sequences again when the part is too short.
     if (i % config_.sequences == 0) batches.emplace_back();
     append_sequence(training_tokens_ + i * sequences_there / wanted * context, batches.back());
   }

@@ -37,8 +37,16 @@ class Dataset {
   std::uint64_t training_tokens() const { return training_tokens_; }
   std::uint64_t validation_tokens() const { return token_count_ - training_tokens_; }
 
-  // Returns one micro-batch of a step. Each rank has its own micro-batches. `micro_batch` is the
-  // number of the micro-batch within the step, counted over all ranks.
+  // From `step` on, the run's sequences continue behind the first `draws` ones. The runs before
+  // this one may have had other batches. Without a call, step 0 begins with the first sequence.
+  void go_on(std::uint64_t step, std::uint64_t draws) {
+    first_step_ = step;
+    first_draw_ = draws;
+  }
+
+  // Returns one micro-batch of a step, from the step of go_on() on. Each rank has its own
+  // micro-batches. `micro_batch` is the number of the micro-batch within the step, counted over all
+  // ranks.
   // Fails with kInput if the file has become shorter since the constructor read it.
   TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
 
@@ -75,6 +83,9 @@ class Dataset {
   std::uint32_t token_bytes_ = 1;
   std::uint64_t token_count_ = 0;
   std::uint64_t training_tokens_ = 0;
+
+  std::uint64_t first_step_ = 0;
+  std::uint64_t first_draw_ = 0;
 };
 
 }  // namespace sluice

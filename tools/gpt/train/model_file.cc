@@ -116,8 +116,9 @@ void ModelFile::read(const std::string& tensor, std::uint64_t first_element,
 
 gpt::GptConfig ModelFile::read_config() const {
   gpt::GptConfig config;
-  const std::string folder_config = this->folder_config();
-  if (file_.metadata().contains("model.layers"))
+  const bool has_metadata = file_.metadata().contains("model.layers");
+  const std::string folder_config = has_metadata ? std::string() : this->folder_config();
+  if (has_metadata)
     config = config_from_metadata();
   else
     config = folder_config.empty() ? config_from_shapes() : config_from_folder(folder_config);

@@ -63,14 +63,24 @@ std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& mode
           plan_order(config, model, machine, MicroBatchOrder::kVertical)};
 }
 
-MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model) {
+bool order_changes_bits(const Config& config, std::uint32_t micro_batches, bool is_tied,
+                        std::uint32_t ranks) {
+  if (micro_batches == 1) return false;
+  return is_tied || (ranks > 1 && !reduces_each_use(shard_of(config.sharding, 0, ranks),
+                                                    micro_batches, MicroBatchOrder::kHorizontal));
+}
+
+MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model,
+                             const Config& config, std::uint32_t ranks) {
   const auto& [horizontal, vertical] = plans;
   const auto moved = [](const OrderPlan& plan) {
     return std::tuple(!plan.obstacle.empty(),
                       plan.traffic.nvme_read_bytes + plan.traffic.nvme_write_bytes,
                       plan.copied_bytes);
   };
-  return !is_tied(model) && vertical.obstacle.empty() && moved(vertical) < moved(horizontal)
+  const bool may_choose =
+      !order_changes_bits(config, config.activations.micro_batches, is_tied(model), ranks);
+  return may_choose && vertical.obstacle.empty() && moved(vertical) < moved(horizontal)
              ? MicroBatchOrder::kVertical
              : MicroBatchOrder::kHorizontal;
 }
@@ -79,7 +89,8 @@ void resolve_order(TrainConfig& config, const RunMachine& machine) {
   if (config.micro_batches == 1) config.order = MicroBatchOrder::kHorizontal;  // they are the same
   if (!config.order) {
     const ModelSpec model = validated(training_model(config, machine.device_is_host));
-    config.order = better_order(plan_orders(config.engine, model, machine), model);
+    config.order = better_order(plan_orders(config.engine, model, machine), model, config.engine,
+                                machine.ranks);
   }
   config.engine.activations.order = *config.order;
 }

@@ -31,10 +31,17 @@ std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& mode
 // Returns the order that "auto" chooses. If only one order is possible, the result is this order.
 // If both orders are possible, the result is the order that moves fewer bytes to and from storage.
 // If both orders have the same traffic to and from storage, the result is the order that moves
-// fewer bytes between host and device. If the backward pass uses a unit more than once, as with
-// tied weights, "auto" always chooses horizontal order. With tied weights, the order would change
-// the bits of the result. A choice that depends on a memory budget must not change bits.
-MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
+// fewer bytes between host and device. If the order changes bits, "auto" always chooses horizontal
+// order, because a choice that depends on a memory budget must not change bits.
+MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model,
+                             const Config& config, std::uint32_t ranks);
+
+// Returns whether the order of the micro-batches changes the bits of the result. This is so in two
+// cases. If the backward pass uses a unit more than once, as with tied weights, the gradients of
+// the uses are added in their order. If each rank adds its micro-batches before the ranks add
+// theirs, as in horizontal order at sharding.stage 0 and 1, the sums are rounded at other points.
+bool order_changes_bits(const Config& config, std::uint32_t micro_batches, bool is_tied,
+                        std::uint32_t ranks);
 
 // If `config.order` is "auto", the function chooses the order. The function then gives the order in
 // `config.order` to the engine's activations. Ranks with the same config and machine get the same

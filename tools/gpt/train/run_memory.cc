@@ -43,7 +43,9 @@ RunMachine machine_of(const HostMemory& host, std::uint32_t rank_count) {
   return {.ranks = rank_count,
           .device_is_host = host.device_is_host,
           .host_memory_bytes = topology().memory_bytes,
-          .free_bytes = free_bytes};
+          .free_bytes = [sharing = host.ranks](const std::string& path) {
+            return free_bytes(path) / sharing;
+          }};
 }
 
 HostMemory with_pools(HostMemory host, const Placement& placement) {

@@ -11,8 +11,10 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "engine/plan/sharding.h"
 #include "io/checksum.h"
 #include "tools/gpt/text/token_file.h"
+#include "tools/gpt/train/order_choice.h"
 
 namespace sluice {
 namespace {
@@ -20,6 +22,8 @@ namespace {
 constexpr std::size_t kSummedPieceBytes = 4 << 20;
 constexpr const char* kReduction = "sharding.reduction";
 constexpr const char* kUntouched = "optimizer.untouched";
+constexpr const char* kGroup = "sharding.group";
+constexpr const char* kSums = "sums of micro-batches";
 
 // How the file's bytes are read: the same for "auto" and for the format that it finds.
 std::string_view format_of(const TrainConfig& config) {
@@ -41,7 +45,9 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
   add("ranks", ranks);
   add("batch.sequences", config.sequences);
   add("batch.micro_batches", config.micro_batches);
-  if (config.micro_batches > 1) add("batch.order", name_of(*config.order));
+  if (config.order &&
+      order_changes_bits(engine, config.micro_batches, config.model.tied_head, ranks))
+    add("batch.order", name_of(*config.order));
   add("data.format", format_of(config));
   add("data.validation_fraction", config.validation_fraction);
   add("model.heads", config.model.heads);
@@ -70,11 +76,18 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
   add("precision.loss_scale",
       fmt::format("{} {} {} {} {} {}", scale.static_scale, scale.initial_scale_power, scale.window,
                   scale.hysteresis, scale.consecutive_hysteresis, scale.minimum));
-  if (ranks > 1)
+  if (ranks > 1) {
+    const Shard shard = shard_of(engine.sharding, 0, ranks);
+    add(kGroup, shard.count);
+    add(kSums,
+        reduces_each_use(shard, config.micro_batches, config.order.value_or(MicroBatchOrder{}))
+            ? "of all ranks"
+            : "of each rank first");
     settings[kReduction] =
         engine.sharding.reduction == RankReduction::kNodes && engine.sharding.node_ranks < ranks
             ? fmt::format("nodes of {} ranks", engine.sharding.node_ranks)
             : std::string(name_of(engine.sharding.reduction));
+  }
   add("run.seed", config.seed);
   add("run.steps", config.steps);
   return settings;
@@ -87,10 +100,20 @@ std::optional<std::string> value_before(const std::map<std::string, std::string>
   if (key == kReduction) return std::string(name_of(RankReduction::kExact));
   if (key == kUntouched) return std::string(name_of(UntouchedPolicy::kUpdate));
   if (key == "optimizer.clip_epsilon") return "0";
-  constexpr std::array kUnknown{"data.format", "model.heads", "optimizer.non_finite",
-                                "optimizer.rounding_seed", kProducts};
+  constexpr std::array kUnknown{"batch.order",
+                                "data.format",
+                                "model.heads",
+                                "optimizer.non_finite",
+                                "optimizer.rounding_seed",
+                                kGroup,
+                                kSums,
+                                kProducts};
   if (std::ranges::find(kUnknown, key) != kUnknown.end()) return std::nullopt;
   return "nothing";
+}
+
+bool follows_ranks(const std::string& key) {
+  return key == "ranks" || key == kGroup || key == kSums;
 }
 
 std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps) {
@@ -111,6 +134,10 @@ std::string describe_text(const std::string& path) {
   while (file) {
     file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
     const auto got = static_cast<std::size_t>(file.gcount());
+    if (file.bad())
+      throw Error(ErrorCode::kIo, fmt::format("\"{}\" (data.file) cannot be read behind byte {}; "
+                                              "check the drive (dmesg)",
+                                              path, bytes));
     if (got == 0) break;
     sums += hex_of(checksum128(std::as_bytes(std::span(piece).first(got))));
     bytes += got;

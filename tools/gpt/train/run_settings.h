@@ -23,12 +23,15 @@ inline constexpr const char* kProducts = "matrix products";
 // versions had. If that value is unknown, the result is empty, and the setting is not compared.
 std::optional<std::string> value_before(const std::map<std::string, std::string>& saved,
                                         const std::string& key);
+// Returns whether the setting belongs to the number of ranks and how they share the work. A run may
+// be resumed on other ranks, and only a note says so.
+bool follows_ranks(const std::string& key);
 // Returns an application text for a state that has no such text. With this text, a run with
 // `config` can continue from the state.
 // Fails with kInput if the config's data cannot be opened.
 std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps);
 // Returns the length and the checksum of the text in `path`.
-// Fails with kInput if the file cannot be opened.
+// Fails with kInput if the file cannot be opened, and with kIo if it cannot be read.
 std::string describe_text(const std::string& path);
 
 }  // namespace sluice
