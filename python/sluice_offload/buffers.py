@@ -1,5 +1,5 @@
-"""Buffers that stay torch's, such as the running means of BatchNorm. The engine's checkpoints do not have them, so whoever restores a
-model gives them back from elsewhere."""
+"""Buffers that stay torch's, such as the running means of BatchNorm. The engine's checkpoints do not have them, so a program that restores a
+model takes them from elsewhere."""
 
 import logging
 from typing import Mapping, Optional

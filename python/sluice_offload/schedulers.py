@@ -52,7 +52,7 @@ def packed(state: Any) -> Any:
 
 
 def _number(value: Any) -> "Optional[int | float]":
-    """Of tensors and of numpy's numbers."""
+    """The number in a tensor or in one of numpy's; None where there is none."""
     try:
         item = value.item()
     except (AttributeError, RuntimeError, ValueError):
@@ -61,7 +61,7 @@ def _number(value: Any) -> "Optional[int | float]":
 
 
 def unpacked(state: Any) -> Any:
-    """What packed() was given, with lists for tuples."""
+    """Undoes packed(), with lists for tuples."""
     if isinstance(state, list):
         return [unpacked(value) for value in state]
     if not isinstance(state, dict):

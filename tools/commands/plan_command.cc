@@ -285,7 +285,8 @@ PlanSubject subject_of(const PlanOptions& options, const ConfigDocument& documen
       return bytes;
     };
   subject.orders = plan_orders(request.config, valid, request.machine);
-  request.order = config.order.value_or(better_order(subject.orders, valid, request.config, options.ranks));
+  request.order =
+      config.order.value_or(better_order(subject.orders, valid, request.config, options.ranks));
   request.config.activations.order = request.order;
   request.rates = subject.rates.rates;
   request.flops = subject.rates.flops;

@@ -38,8 +38,8 @@ struct TracedEngine {
   std::vector<std::string> parameter_tier;  // for each unit, the tier of its first block
   std::vector<std::string> record_tier;
   std::uint64_t device_bytes = 0, device_budget_bytes = 0;
-  // The trained parameters that this rank updates, and the state that an update of one of them reads
-  // and writes. 0 in traces of older versions.
+  // The trained parameters that this rank updates, and the state that an update of one of them
+  // reads and writes. 0 in traces of older versions.
   std::uint64_t own_parameters = 0;
   double state_bytes_per_parameter = 0;
   std::uint64_t host_bytes = 0, host_budget_bytes = 0;

@@ -275,6 +275,20 @@ class Checkpoints(CliCase):
         run = self.read_json("run.json")
         self.assertEqual((run["resumed_steps"], run["state_sha256"]), (STEPS - 2, expected))
 
+    def test_a_removed_group_is_named(self):
+        values = {**BASE, "run.steps": 2, "optimizer.groups": [{"tensors": ["wte.*"], "learning_rate_factor": 0.5}]}
+        self.train(values, "--checkpoint", "kept")
+        self.assertIn("optimizer.groups[0] was wte.* 0.5 -1 and is nothing", self.fail_train(
+            2, {**BASE, "run.steps": 3}, "--checkpoint", "kept", "--resume"))
+
+    def test_other_batches_go_on_behind_the_sequences_that_were_drawn(self):
+        values = {**BASE, "run.steps": 2, "batch.sequences": 2}
+        self.train(values, "--checkpoint", "kept")
+        self.train({**values, "run.steps": 5, "batch.sequences": 3}, "--checkpoint", "kept", "--resume", "--accept-config")
+        with open(self.path("kept", "latest", "sluice_state.json"), encoding="utf-8") as file:
+            application = json.loads(json.load(file)["application"][0])
+        self.assertEqual((application["steps"], application["draws"]), (5, 2 * 2 + 3 * 3))
+
     def test_what_cannot_go_on_is_refused_and_nothing_changes(self):
         self.assertIn("no checkpoint", self.fail_train(2, BASE, *EVERY, "--resume=required"))
         self.assertIn("--checkpoint", self.fail_train(2, BASE, "--resume"))

@@ -222,6 +222,28 @@ TEST_F(DatasetTest, BatchesFollowFromSeedStepAndMicroBatch) {
   EXPECT_NE(Dataset(config_).training_batch(7, 1).tokens, wanted.tokens);
 }
 
+// After other batches, the sequences go on behind those that were drawn.
+TEST_F(DatasetTest, GoesOnBehindTheSequencesOfOtherBatches) {
+  write_counting(2002);
+  config_.sequences = 4;
+  const Dataset before(config_);
+  config_.sequences = 2;
+  Dataset after(config_, /*rank_count=*/2);
+  after.go_on(10, 40);
+  std::vector<std::uint32_t> expected = before.training_batch(10, 0).tokens;
+  std::vector<std::uint32_t> actual;
+  for (const std::uint32_t micro_batch : {0u, 1u}) {
+    const std::vector<std::uint32_t> tokens = after.training_batch(10, micro_batch).tokens;
+    actual.insert(actual.end(), tokens.begin(), tokens.end());
+  }
+  EXPECT_EQ(actual, expected);
+  EXPECT_EQ(after.training_batch(11, 0).tokens, [&] {
+    expected = before.training_batch(11, 0).tokens;
+    expected.resize(expected.size() / 2);
+    return expected;
+  }());
+}
+
 TEST_F(DatasetTest, SpreadsValidationOverThePart) {
   config_.validation_fraction = 0.5;
   write_counting(2002);  // 1,001 validation tokens: 250 sequences of four and a successor

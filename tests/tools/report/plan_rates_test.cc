@@ -1,0 +1,46 @@
+// The rates of storage that follow from reading alone, writing alone, and both at once.
+#include "tools/report/plan_rates.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace sluice {
+namespace {
+
+// Seconds for a byte read and a byte written at the same time, in the model of the bounds.
+double both_s(const Rates& rates) {
+  const double read_s = 1 / rates.read_bytes_per_second, write_s = 1 / rates.write_bytes_per_second;
+  return rates.duplex == Duplex::kHalf ? read_s + write_s : std::max(read_s, write_s);
+}
+
+TEST(StorageRates, BothAtOnceTakeTheMeasuredTime) {
+  for (const double read : {7e9, 3e9})
+    for (const double write : {7e9, 4e9, 2e9, 5e8})
+      for (double interference = 0.5; interference <= 1.2; interference += 0.05) {
+        Rates rates;
+        set_storage_rates(read, write, interference, rates);
+        const double expected_s = interference * (1 / read + 1 / write);
+        EXPECT_NEAR(both_s(rates) / expected_s, 1, 1e-9) << read << " " << write;
+      }
+}
+
+// A drive that reads and writes side by side keeps the rates that it has alone, also where one of
+// them is slow.
+TEST(StorageRates, ADriveOfFullDuplexKeepsItsRates) {
+  for (const double write : {7e9, 4e9, 2e9}) {
+    constexpr double kRead = 7e9;
+    const double sum_s = 1 / kRead + 1 / write;
+    Rates rates;
+    set_storage_rates(kRead, write, 1 / write / sum_s, rates);
+    EXPECT_EQ(rates.duplex, Duplex::kFull) << write;
+    EXPECT_NEAR(rates.read_bytes_per_second / kRead, 1, 1e-9) << write;
+    EXPECT_NEAR(rates.write_bytes_per_second / write, 1, 1e-9) << write;
+    set_storage_rates(kRead, write, 1, rates);
+    EXPECT_EQ(rates.duplex, Duplex::kHalf) << write;
+    EXPECT_NEAR(rates.read_bytes_per_second / kRead, 1, 1e-9) << write;
+  }
+}
+
+}  // namespace
+}  // namespace sluice
