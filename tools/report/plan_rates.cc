@@ -273,7 +273,7 @@ void share(std::uint32_t ranks, Rates& rates) {
 // Reading and writing as many bytes at once takes `interference` times the sum of both times.
 void set_storage_rates(double read, double write, double interference, Rates& rates) {
   const double sum_s = 1 / read + 1 / write, longest_s = 1 / std::min(read, write);
-  const double measured_s = interference * sum_s;
+  const double measured_s = std::max(interference * sum_s, longest_s);
   rates.duplex = measured_s >= (longest_s + sum_s) / 2 ? Duplex::kHalf : Duplex::kFull;
   // Both at once then take the measured time.
   const double scale = measured_s / (rates.duplex == Duplex::kHalf ? sum_s : longest_s);
