@@ -229,7 +229,7 @@ TEST_F(DatasetTest, GoesOnBehindTheSequencesOfOtherBatches) {
   const Dataset before(config_);
   config_.sequences = 2;
   Dataset after(config_, /*rank_count=*/2);
-  after.go_on(10, 40);
+  after.go_on(10, 80);
   std::vector<std::uint32_t> expected = before.training_batch(10, 0).tokens;
   std::vector<std::uint32_t> actual;
   for (const std::uint32_t micro_batch : {0u, 1u}) {
