@@ -39,6 +39,15 @@ CUdeviceptr address_of(const void* memory) {
   return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(memory));
 }
 
+int copy_each(std::span<const CopyPiece> pieces, void* stream) {
+  for (const CopyPiece& piece : pieces) {
+    const cudaError_t status = cudaMemcpyAsync(piece.target, piece.source, piece.size_bytes,
+                                               cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
+    if (status != cudaSuccess) return static_cast<int>(status);
+  }
+  return cudaSuccess;
+}
+
 }  // namespace
 
 CudaBatch::CudaBatch(const CudaMemory& memory) : memory_(memory) {
@@ -89,18 +98,6 @@ int CudaBatch::copy(std::span<const CopyPiece> pieces, void* stream) {
   if (status != CUDA_ERROR_NOT_SUPPORTED) return static_cast<int>(status);
   is_refused_ = true;
   return copy_each(pieces, stream);
-}
-
-int CudaBatch::copy_each(std::span<const CopyPiece> pieces, void* stream) const {
-  for (const CopyPiece& piece : pieces) {
-    const cudaMemcpyKind kind = !memory_.contains(piece.source)  ? cudaMemcpyHostToDevice
-                                : memory_.contains(piece.target) ? cudaMemcpyDeviceToDevice
-                                                                 : cudaMemcpyDeviceToHost;
-    const cudaError_t status = cudaMemcpyAsync(piece.target, piece.source, piece.size_bytes, kind,
-                                               static_cast<cudaStream_t>(stream));
-    if (status != cudaSuccess) return static_cast<int>(status);
-  }
-  return cudaSuccess;
 }
 
 }  // namespace sluice

@@ -28,8 +28,6 @@ class CudaBatch {
   int copy(std::span<const CopyPiece> pieces, void* stream);
 
  private:
-  int copy_each(std::span<const CopyPiece> pieces, void* stream) const;
-
   const CudaMemory& memory_;
   void* function_ = nullptr;  // constant after construction
   std::atomic<bool> is_refused_{false};

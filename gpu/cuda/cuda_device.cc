@@ -278,22 +278,20 @@ void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::ui
   CudaStream& stream = stream_of(id);
   if (size_bytes == 0 || failure_.is_set()) return;
   require_argument(target != nullptr && source != nullptr, "copy", "target or source is null");
-  bool to_device = memory_.contains(target);
-  bool from_device = memory_.contains(source);
-  if (!to_device && !from_device) {
+  bool is_on_device = memory_.contains(target) || memory_.contains(source);
+  for (const std::byte* const end : {static_cast<const std::byte*>(target), source}) {
+    if (is_on_device) break;
     // Without an answer, the copy must not be taken for one on the host.
-    SLUICE_CUDA_ENQUEUE(cudaError_t(memory_.ask_foreign(target, to_device)));
-    SLUICE_CUDA_ENQUEUE(cudaError_t(memory_.ask_foreign(source, from_device)));
+    SLUICE_CUDA_ENQUEUE(cudaError_t(memory_.ask_foreign(end, is_on_device)));
     if (failure_.is_set()) return;
   }
-  if (!to_device && !from_device) {
+  if (!is_on_device) {
     // cudaMemcpyAsync would block the caller until it is done.
     return start(stream, [target, source, size_bytes] { std::memcpy(target, source, size_bytes); });
   }
-  const cudaMemcpyKind kind = !from_device ? cudaMemcpyHostToDevice
-                              : to_device  ? cudaMemcpyDeviceToDevice
-                                           : cudaMemcpyDeviceToHost;
-  SLUICE_CUDA_ENQUEUE(cudaMemcpyAsync(target, source, size_bytes, kind, stream.stream));
+  // CUDA sees by the addresses where both ends lie, also those of GPU memory that others allocated.
+  SLUICE_CUDA_ENQUEUE(
+      cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyDefault, stream.stream));
 }
 
 void RuntimeCudaDevice::copy_all(std::span<const CopyPiece> pieces, StreamId id) {

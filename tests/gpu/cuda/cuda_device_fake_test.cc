@@ -105,6 +105,26 @@ TEST_F(FakeCuda, AFailureOfTheCallersOwnWorkIsTheDevices) {
   EXPECT_EQ(buffer.data()[0], std::byte{0}) << "a copy behind the failure";
 }
 
+// As PyTorch's allocator does, which shares the GPU with the device.
+TEST_F(FakeCuda, CopiesFromAndToGpuMemoryOfOthers) {
+  const auto device = make_cuda_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "test");
+  HostArray host(*device, 64);
+  const DeviceBuffer buffer(*device, 64, "test");
+  void* memory = nullptr;
+  ASSERT_EQ(cudaMalloc(&memory, 64), cudaSuccess);
+  auto* const foreign = static_cast<std::byte*>(memory);
+  host.data()[63] = std::byte{7};
+  device->copy(foreign, host.data(), 64, stream.id());
+  device->copy(buffer.data(), foreign, 64, stream.id());
+  host.data()[63] = std::byte{0};
+  device->copy(foreign, buffer.data(), 64, stream.id());
+  device->copy(host.data(), foreign, 64, stream.id());
+  device->synchronize(stream.id());
+  EXPECT_EQ(host.data()[63], std::byte{7});
+  EXPECT_EQ(cudaFree(memory), cudaSuccess);
+}
+
 // A copy, and the end of the copy behind it, while a report of the first still runs.
 TEST_F(FakeCuda, AReportHoldsUpNothing) {
   const auto device = make_cuda_device({.memory_bytes = 1_MiB});

@@ -102,9 +102,11 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_bytes,
                             cudaMemcpyKind kind, cudaStream_t stream) {
   FAKE_CUDA_ENTER;
-  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-  SLUICE_CHECK(to_device == is_device_memory(target) && from_device == is_device_memory(source),
+  const bool to_device = is_device_memory(target);
+  const bool from_device = is_device_memory(source);
+  SLUICE_CHECK(kind == cudaMemcpyDefault ||
+                   (to_device ? from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice
+                              : cudaMemcpyDeviceToHost) == kind,
                "the kind of a copy says where its ends lie");
   SLUICE_CHECK(to_device || from_device, "copies between host and host are not the runtime's");
   start_copy(static_cast<std::byte*>(target), static_cast<const std::byte*>(source), size_bytes,
