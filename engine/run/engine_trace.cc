@@ -173,6 +173,7 @@ std::string describe_engine(const Config& config, const ModelSpec& model, const 
       {"state_bytes_per_parameter", layout.format().state_bytes_per_element()},
       {"block_elements", layout.block_elements()},
       {"config", config_json(config, placement)},
+      {"lanes_planned", !config.optimizer.lanes.has_value()},
       {"ranks", ranks},
       {"device_is_host", !placement.fills_device},
       {"micro_batches", config.activations.micro_batches},
@@ -219,6 +220,12 @@ Config config_of_trace(const std::string& engine_section) {
     if (document.at("order") == name_of(MicroBatchOrder::kVertical))
       config.activations.order = MicroBatchOrder::kVertical;
     return config;
+  });
+}
+
+bool lanes_of_trace_are_planned(const std::string& engine_section) {
+  return read_section(engine_section, [](const nlohmann::json& document) {
+    return document.value("lanes_planned", false);
   });
 }
 

@@ -25,6 +25,8 @@ std::string describe_counters(const IoCounters& counters);
 // These functions read the parts of the section "engine" on which planning depends.
 // Fails with kInput if `engine_section` is not such a section.
 Config config_of_trace(const std::string& engine_section);
+// Returns whether the plan chose optimizer.lanes of that config, because the run's own had none.
+bool lanes_of_trace_are_planned(const std::string& engine_section);
 RunMachine machine_of_trace(const std::string& engine_section);
 ModelSpec model_of_trace(const std::string& engine_section);
 Shard shard_of_trace(const std::string& engine_section);

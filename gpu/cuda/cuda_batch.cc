@@ -41,8 +41,9 @@ CUdeviceptr address_of(const void* memory) {
 
 int copy_each(std::span<const CopyPiece> pieces, void* stream) {
   for (const CopyPiece& piece : pieces) {
-    const cudaError_t status = cudaMemcpyAsync(piece.target, piece.source, piece.size_bytes,
-                                               cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
+    const cudaError_t status =
+        cudaMemcpyAsync(piece.target, piece.source, piece.size_bytes, cudaMemcpyDefault,
+                        static_cast<cudaStream_t>(stream));
     if (status != cudaSuccess) return static_cast<int>(status);
   }
   return cudaSuccess;

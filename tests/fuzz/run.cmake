@@ -1,13 +1,14 @@
 # Builds the fuzzer of TARGET with clang's libFuzzer and AddressSanitizer and runs it:
 # cmake -DCOMPILER=... -DSOURCE=... -DTARGET=... -DFUZZER=... -DWORK=... -DSECONDS=... -P run.cmake
+file(GLOB base_sources RELATIVE ${SOURCE} ${SOURCE}/base/*.cc)
 set(checkpoint_files_sources
-  base/error.cc cpu_optim/optimizer_options.cc io/checksum.cc engine/checkpoint/checkpoint_manifest.cc engine/checkpoint/pickle_reader.cc engine/checkpoint/safetensors_header.cc)
+  cpu_optim/optimizer_options.cc io/checksum.cc engine/checkpoint/checkpoint_manifest.cc engine/checkpoint/pickle_reader.cc engine/checkpoint/safetensors_header.cc)
 set(commit_record_sources
-  base/error.cc io/checksum.cc engine/store/commit_choice.cc engine/store/commit_format.cc engine/store/commit_record.cc)
+  io/checksum.cc engine/store/commit_choice.cc engine/store/commit_format.cc engine/store/commit_record.cc)
 set(trace_reader_sources
-  base/error.cc base/topology.cc base/numa.cc base/aligned_buffer.cc base/units.cc base/trace/trace.cc base/trace/trace_clock.cc base/trace/trace_format.cc base/trace/trace_writer.cc
-  tools/trace/interval_set.cc tools/trace/trace_advice.cc tools/trace/trace_analysis.cc tools/trace/trace_causes.cc tools/trace/trace_engine.cc tools/trace/trace_open_spans.cc tools/trace/trace_ranks.cc tools/trace/trace_reader.cc tools/trace/trace_summary.cc)
-set(sources ${${TARGET}_sources})
+  engine/run/step_timeline.cc base/trace/trace.cc base/trace/trace_clock.cc base/trace/trace_format.cc base/trace/trace_writer.cc
+  tools/trace/interval_set.cc tools/trace/trace_advice.cc tools/trace/trace_analysis.cc tools/trace/trace_causes.cc tools/trace/trace_engine.cc tools/trace/trace_open_spans.cc tools/trace/trace_ranks.cc tools/trace/trace_reader.cc tools/trace/trace_steps.cc tools/trace/trace_summary.cc)
+set(sources ${base_sources} ${${TARGET}_sources})
 list(TRANSFORM sources PREPEND ${SOURCE}/)
 list(APPEND sources ${FUZZER})
 file(MAKE_DIRECTORY ${WORK}/corpus)

@@ -242,6 +242,9 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
                 .policy = scenario.policy,
                 .rates = scenario.rates,
                 .left_out = left_out_of(analysis, replay.config())};
+  const auto is_budget = [](const std::string& setting) { return setting.starts_with("memory."); };
+  if (std::ranges::any_of(settings, is_budget) && lanes_of_trace_are_planned(section->second))
+    scenario.config.optimizer.lanes.reset();  // the plan for another budget chooses again
   for (const std::string& setting : settings) apply(setting, scenario);
   require_fitting_model(analysis, result.measured_s, result.replayed.step_s);
   result.changed = replay.cost(scenario);

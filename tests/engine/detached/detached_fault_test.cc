@@ -76,7 +76,8 @@ TEST_F(DetachedTest, AReadThatIsRepeatedIsANote) {
     make_tensors(DType::kFp32, {40'000});
     DetachedOptimizer optimizer = DetachedOverQueue::make(
         config(kind, TierChoice::kNvme), description(), [&](std::unique_ptr<IoQueue> inner) {
-          return make_fault_queue(std::move(inner), {.fault = fault, .at = 12, .error = EIO});
+          // The first read. The first step has none, and writes ten records.
+          return make_fault_queue(std::move(inner), {.fault = fault, .at = 10, .error = EIO});
         });
     (void)optimizer.take_notes();
     for (int step = 0; step < 2; ++step) {

@@ -117,6 +117,7 @@ TEST_F(FakeCuda, CopiesFromAndToGpuMemoryOfOthers) {
   host.data()[63] = std::byte{7};
   device->copy(foreign, host.data(), 64, stream.id());
   device->copy(buffer.data(), foreign, 64, stream.id());
+  device->synchronize(stream.id());
   host.data()[63] = std::byte{0};
   device->copy(foreign, buffer.data(), 64, stream.id());
   device->copy(host.data(), foreign, 64, stream.id());

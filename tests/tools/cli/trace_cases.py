@@ -224,6 +224,15 @@ class Trace(CliCase):
         for setting in ("nvme=2", "nvme", "speed=2x", "drives=0", "lanes=many", "policy=auto"):
             self.assertIn(setting, self.run_sluice("trace", "whatif", "run.trace", "--set", setting, expect=2).stderr)
 
+    def test_whatif_chooses_lanes_for_another_budget(self):
+        self.record()
+        budget = self.smallest_budget("memory.host", ON_NVME)
+        self.whatif("run.trace", "--set", f"memory.host={budget}")
+        refused = self.run_sluice("trace", "whatif", "run.trace", "--set", "lanes=8", "--set", f"memory.host={budget}", expect=5)
+        self.assertIn("memory.host", refused.stderr)
+        self.record(**{"optimizer.lanes": 8})
+        self.run_sluice("trace", "whatif", "run.trace", "--set", f"memory.host={budget}", expect=5)
+
     def test_activations_have_units_and_waits_of_their_own(self):
         values = {"activations": "nvme", "batch.micro_batches": 2, "model.tied_head": False, "model.layers": 4}
         values["memory.device"] = self.smallest_budget("memory.device", {**ON_NVME, **values})
