@@ -36,11 +36,12 @@ void close_in_children(int descriptor) {
                           kDescriptorsMax));
 }
 
-void forget_in_children(int descriptor) {
+bool forget_in_children(int descriptor) {
   for (std::atomic<int>& entry : registered) {
     int own = descriptor + 1;
-    if (entry.compare_exchange_strong(own, 0)) return;
+    if (entry.compare_exchange_strong(own, 0)) return true;
   }
+  return false;
 }
 
 }  // namespace sluice

@@ -8,7 +8,8 @@ namespace sluice {
 
 // Fails with kInvalidArgument if too many descriptors are registered.
 void close_in_children(int descriptor);
-// Comes before the descriptor is closed.
-void forget_in_children(int descriptor);
+// Comes before the descriptor is closed. Returns false if this is a child, whose descriptor of that
+// number is closed already, and may be another one by now.
+bool forget_in_children(int descriptor);
 
 }  // namespace sluice

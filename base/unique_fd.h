@@ -22,6 +22,8 @@ class UniqueFd {
   }
 
   int get() const { return descriptor_; }
+  // Returns the descriptor, which the object no longer owns.
+  int release() { return std::exchange(descriptor_, -1); }
   explicit operator bool() const { return descriptor_ >= 0; }
 
  private:

@@ -34,6 +34,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kUnfinished = ".new-";
+constexpr std::string_view kRemoved = ".old-";
 constexpr const char* kLatest = "latest";
 
 [[noreturn]] void fail_with(std::string_view what, const std::string& path, int error) {
@@ -81,7 +82,8 @@ void make_folder(const std::string& path) {
 // At every moment, a checkpoint either has its name and is whole, or has no name.
 void remove_checkpoint(const std::string& root, const CheckpointName& name) {
   const std::string path = root + "/" + name.text();
-  const std::string doomed = root + "/" + std::string(kUnfinished) + name.text();
+  const std::string doomed =
+      fmt::format("{}/{}{}-{}", root, kRemoved, name.text(), random_suffix());
   if (::rename(path.c_str(), doomed.c_str()) != 0) fail_with("removal", path, errno);
   std::error_code error;
   fs::remove_all(doomed, error);
@@ -142,14 +144,22 @@ struct CheckpointLock::Held {
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
   ~Held() {
-    if (process != ::getpid()) return;
+    if (process != ::getpid()) {
+      (void)file.release();  // the fork has closed it
+      return;
+    }
     (void)::flock(file.get(), LOCK_UN);  // also where closing fails
-    forget_in_children(file.get());
+    (void)forget_in_children(file.get());
   }
 
   UniqueFd file;
   pid_t process = ::getpid();
 };
+
+// Returns whether the file system has no locks, such as Lustre without the option "flock".
+bool is_without_locks(int error) {
+  return error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK || error == EBADF;
+}
 
 // The locks of this process, by file. A lock ends under `mutex`, so that no other object of the
 // process meets one that is about to end.
@@ -165,14 +175,18 @@ CheckpointLock::Table& CheckpointLock::table() {
 CheckpointLock::CheckpointLock(const std::string& root) {
   make_folder(root);
   const std::string path = root + "/.lock";
-  UniqueFd file = open_file(path, O_RDWR | O_CREAT);
+  UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  const bool is_own = static_cast<bool>(file);
+  // Another user may let this one read the file. That is enough for a lock.
+  if (!is_own && errno == EACCES) file = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) fail_with("open", path, errno);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) fail_with("stat", path, errno);
   const std::scoped_lock guard(table().mutex);
   std::weak_ptr<Held>& known = table().held[{status.st_dev, status.st_ino}];
   held_ = known.lock();
   if (held_ && held_->process == ::getpid()) return;
-  take(root, path, file.get());
+  take(root, path, file.get(), is_own);
   known = held_ = std::make_shared<Held>(std::move(file));
 }
 
@@ -181,8 +195,15 @@ CheckpointLock::~CheckpointLock() {
   held_.reset();
 }
 
-void CheckpointLock::take(const std::string& root, const std::string& path, int file) {
+void CheckpointLock::take(const std::string& root, const std::string& path, int file, bool is_own) {
   if (::flock(file, LOCK_EX | LOCK_NB) != 0) {
+    if (is_without_locks(errno)) {
+      notes_.push_back(
+          fmt::format("checkpoint: \"{}\" cannot be locked ({}): let no other process write to it, "
+                      "and remove what killed ones leave",
+                      root, errno_text(errno)));
+      return;
+    }
     if (errno != EWOULDBLOCK) fail_with("locking", path, errno);
     std::array<char, 256> owner{};
     const ssize_t bytes = ::pread(file, owner.data(), owner.size(), 0);
@@ -191,26 +212,35 @@ void CheckpointLock::take(const std::string& root, const std::string& path, int 
                             "another folder, or end that one first",
                             root, std::string_view(owner.data(), bytes < 0 ? 0 : bytes)));
   }
-  std::array<char, 128> host{};
-  (void)::gethostname(host.data(), host.size() - 1);
-  const std::string owner = fmt::format("host {}, process {}", host.data(), ::getpid());
-  if (::ftruncate(file, 0) != 0) fail_with("truncation", path, errno);
-  write_all(file, path, 0, std::as_bytes(std::span(owner)));
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(root, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(kUnfinished)) removed_.push_back(name);
+  if (is_own) {
+    std::array<char, 128> host{};
+    (void)::gethostname(host.data(), host.size() - 1);
+    const std::string owner = fmt::format("host {}, process {}", host.data(), ::getpid());
+    if (::ftruncate(file, 0) != 0) fail_with("truncation", path, errno);
+    write_all(file, path, 0, std::as_bytes(std::span(owner)));
   }
-  for (const std::string& name : removed_) {
+  remove_leftovers(root);
+}
+
+// Those that cannot be removed are in nothing's way.
+void CheckpointLock::remove_leftovers(const std::string& root) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(root, error))
+    names.push_back(entry.path().filename().string());
+  for (const std::string& name : names) {
+    const bool is_unfinished = name.starts_with(kUnfinished);
+    if (!is_unfinished && !name.starts_with(kRemoved)) continue;
     fs::remove_all(root + "/" + name, error);
-    if (error) fail_with("removal", root + "/" + name, error.value());
+    notes_.push_back(fmt::format(
+        "checkpoint: \"{}/{}\" {}, and {}", root, name,
+        is_unfinished ? "was never finished" : "is what is left of a removed checkpoint",
+        error ? "cannot be removed: " + errno_text(error.value()) : "has been removed"));
   }
 }
 
 NewCheckpoint::NewCheckpoint(const std::string& root) : root_(root), lock_(root) {
-  for (const std::string& name : lock_.removed())
-    notes_.push_back(
-        fmt::format("checkpoint: \"{}/{}\" was never finished, and has been removed", root, name));
+  notes_ = lock_.notes();
   const std::string path = fmt::format("{}/{}{}", root, kUnfinished, random_suffix());
   if (::mkdir(path.c_str(), 0777) != 0) fail_with("creation", path, errno);
   folder_ = path;

@@ -43,24 +43,26 @@ std::vector<CheckpointName> list_checkpoints(const std::string& root);
 class CheckpointLock {
  public:
   // Makes the folder if it is missing. If this process did not have the lock before, the
-  // constructor removes half-written checkpoints of a killed process.
+  // constructor removes half-written checkpoints of a killed process. On a file system without
+  // locks, it only adds a note, and removes nothing.
   // Fails with kInput if another process has the lock or if the folder cannot be made. The message
   // names the other process by host and number.
   explicit CheckpointLock(const std::string& root);
   CheckpointLock(const CheckpointLock&) = delete;
   CheckpointLock& operator=(const CheckpointLock&) = delete;
   ~CheckpointLock();
-  // The folders that the constructor has removed, because their checkpoints were incomplete.
-  const std::vector<std::string>& removed() const { return removed_; }
+  // Lines of text for the user: what the constructor has removed, and what it could not do.
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   struct Held;
   struct Table;
   static Table& table();
-  void take(const std::string& root, const std::string& path, int file);
+  void take(const std::string& root, const std::string& path, int file, bool is_own);
+  void remove_leftovers(const std::string& root);
 
   std::shared_ptr<Held> held_;
-  std::vector<std::string> removed_;
+  std::vector<std::string> notes_;
 };
 
 // A checkpoint that is being written, under the folder's lock. If commit() was not called, the

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "base/untrusted_json.h"
 #include "engine/checkpoint/safetensors_header.h"
-#include "engine/checkpoint/untrusted_json.h"
 
 namespace sluice {
 namespace {

@@ -11,8 +11,8 @@
 #include <sluice/dtype.h>
 #include <sluice/error.h>
 #include <sluice/safetensors.h>
+#include "base/untrusted_json.h"
 #include "engine/checkpoint/safetensors_file.h"
-#include "engine/checkpoint/untrusted_json.h"
 
 namespace sluice {
 namespace {

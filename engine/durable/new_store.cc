@@ -184,10 +184,7 @@ void set_marks(std::vector<StoreLock>& locks, StoreStage stage, const StoreId& i
 NewStore make_store(const Config& config, const ModelSpec& given_model, std::uint32_t ranks,
                     StateSource& source, std::span<const std::string> application) {
   const ModelSpec model = validated(given_model);
-  if (ranks > 1 && config.sharding.group_is_node)
-    throw Error(ErrorCode::kConfig,
-                "sharding.group is \"node\", and how many ranks a node will have is not known "
-                "here; give their number");
+  require_group_number(config.sharding, ranks);
   source.prepare(describe_state(model, config.precision.parameters, config.optimizer.kind,
                                 config.optimizer.state));
   std::vector<StoreLock> locks = locks_of_free_name(config.storage);

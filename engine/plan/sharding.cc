@@ -11,6 +11,13 @@
 
 namespace sluice {
 
+void require_group_number(const Config::Sharding& sharding, std::uint32_t count) {
+  if (count > 1 && sharding.group_is_node)
+    throw Error(ErrorCode::kConfig,
+                "sharding.group is \"node\", and how many ranks a node will have is not known "
+                "here; give their number");
+}
+
 std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count) {
   if (count == 1) return 1;
   SLUICE_CHECK(!sharding.group_is_node, "group_ranks is set before this");

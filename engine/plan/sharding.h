@@ -10,6 +10,10 @@
 
 namespace sluice {
 
+// Fails with kConfig if several ranks have sharding.group "node" where no code knows the hosts, as
+// in a tool that makes the files of a run.
+void require_group_number(const Config::Sharding& sharding, std::uint32_t count);
+
 // The size of a group. A group consists of consecutive ranks that share one copy of the state.
 // `count` is the number of all ranks.
 // Requires: `sharding.group_ranks` has been set. The code that knows the hosts sets this number.

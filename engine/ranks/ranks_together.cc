@@ -6,6 +6,7 @@
 #include <future>
 #include <mutex>
 #include <optional>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -25,7 +26,7 @@ void Ranks::together_for_long(std::string_view subject, const std::function<void
   std::mutex mutex;
   std::condition_variable changed;
   bool is_over = false;
-  std::future<void> others = std::async(std::launch::async, [&] {
+  const auto exchange = [&] {
     for (RankRange over(0); over.least == 0;) {
       {
         std::unique_lock lock(mutex);
@@ -34,7 +35,14 @@ void Ranks::together_for_long(std::string_view subject, const std::function<void
       }
       all_reduce({}, std::span(&over, 1), subject);
     }
-  });
+  };
+  std::future<void> others;
+  try {
+    others = std::async(std::launch::async, exchange);
+  } catch (const std::system_error&) {
+    // No thread can be had. The others hear of this rank when its work has ended.
+    others = std::async(std::launch::deferred, exchange);
+  }
   std::exception_ptr failure;
   try {
     body();

@@ -7,6 +7,7 @@
 
 #include <sluice/error.h>
 #include "base/topology.h"
+#include "base/untrusted_json.h"
 #include "engine/config/config_text.h"
 
 namespace sluice {
@@ -153,7 +154,9 @@ void require_plausible(const ModelSpec& model, std::uint64_t block_elements) {
 template <class Function>
 auto read_section(const std::string& text, const Function& function) {
   try {
-    return function(nlohmann::json::parse(text));
+    const auto document = parse_untrusted_json<nlohmann::json>(text);
+    if (document.is_discarded()) fail_damaged("it is no JSON, or is nested too deeply");
+    return function(document);
   } catch (const nlohmann::json::exception& error) {
     fail_damaged(error.what());
   }

@@ -25,9 +25,11 @@ void StepFailure::await(const std::function<bool()>& ready) {
   }
 }
 
-// A device that has failed skips copies, so updates compute with numbers that are not the model's.
+// A device that has failed skips copies, so updates compute with numbers that are not the model's,
+// and its rank leaves the others.
 void StepFailure::throw_cause(const Error& error) {
-  if (error.code() == ErrorCode::kNonFinite) throw_if_device_failed();
+  if (error.code() == ErrorCode::kNonFinite || error.code() == ErrorCode::kRanks)
+    throw_if_device_failed();
 }
 
 void StepFailure::throw_if_device_failed() {

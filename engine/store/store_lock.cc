@@ -153,7 +153,7 @@ StoreLock::StoreLock(const std::string& directory, const std::string& name, cons
   close_in_children(descriptor_.get());
   if (::flock(descriptor_.get(), LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
-    forget_in_children(descriptor_.get());
+    (void)forget_in_children(descriptor_.get());
     if (error != EWOULDBLOCK) throw_unusable(path_, error);
     const LockText text = read_text(descriptor_.get(), path_);
     if (job.empty() || text.job != job)
@@ -169,7 +169,7 @@ StoreLock::StoreLock(const std::string& directory, const std::string& name, cons
     mark_ = read_text(descriptor_.get(), path_).mark;
     write_text();  // names the holder
   } catch (...) {
-    forget_in_children(descriptor_.get());
+    (void)forget_in_children(descriptor_.get());
     throw;
   }
 }
@@ -177,7 +177,7 @@ StoreLock::StoreLock(const std::string& directory, const std::string& name, cons
 StoreLock::StoreLock(StoreLock&& other) noexcept = default;
 
 StoreLock::~StoreLock() {
-  if (descriptor_) forget_in_children(descriptor_.get());
+  if (descriptor_ && !forget_in_children(descriptor_.get())) (void)descriptor_.release();
 }
 
 void StoreLock::set_mark(const StoreMark& mark) {

@@ -33,7 +33,7 @@ def matching_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]",
     for name, (buffer, value) in found.items():
         if value.shape != buffer.shape:
             raise ArgumentError(f"buffer {name} has shape {tuple(value.shape)} in the file, but {tuple(buffer.shape)} in the model; "
-                                "nothing was changed")
+                                "no buffer was changed")
     return found
 
 

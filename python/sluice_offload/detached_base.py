@@ -3,6 +3,7 @@ live in host memory or on NVMe, while torch keeps parameters and gradients, in t
 
 import math
 import os
+import weakref
 from itertools import chain
 from typing import Any, Callable, Iterable, Mapping, Optional
 
@@ -65,7 +66,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._keep: "dict[int, list[Any]]" = {}      # tensors of updates under way, by index
         self._copies: "dict[int, tuple[torch.Tensor, torch.Tensor]]" = {}  # parameters that are not contiguous
         self._hooks: "list[Any]" = []                # handles of those on parameters
-        self._of_module: "dict[nn.Module, list[int]]" = {}  # whose forward waits for these
+        self._module_hooks: "list[Any]" = []         # handles of those on modules, which copies of a model share
+        self._of_module: "weakref.WeakKeyDictionary[nn.Module, list[int]]" = weakref.WeakKeyDictionary()  # whose forward waits for these
         self._called: "set[int]" = set()             # since the last step(), their modules' forward has run
         self._called_before: "set[int]" = set()      # in the step before it
         self._has_others = False                     # they may have to be waited for
@@ -375,9 +377,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self.synchronize()
 
         for module in modules.modules():
-            module.register_forward_pre_hook(wait, prepend=True)
-            module.register_state_dict_pre_hook(synchronize)
-            module.register_load_state_dict_pre_hook(synchronize)
+            self._module_hooks += [module.register_forward_pre_hook(wait, prepend=True),
+                                   module.register_state_dict_pre_hook(synchronize),
+                                   module.register_load_state_dict_pre_hook(synchronize)]
 
     @torch._disable_dynamo
     @torch.no_grad()
@@ -461,6 +463,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self.synchronize()
         self._engine.close()
         self._remove_hooks()
+        for hook in self._module_hooks:
+            hook.remove()
         guards.disown((p for group in self.param_groups for p in group["params"]), self)
 
     def __reduce__(self) -> Any:

@@ -185,7 +185,11 @@ class _GuardedApply:
         raise NOT_COPIED
 
 
-def guard_model(model: nn.Module, dtypes: "set[torch.dtype]", device: torch.device) -> None:
-    """Refuses to move, convert, copy or pickle any part of the model."""
+def guard_model(model: nn.Module, units: Units, dtypes: "set[torch.dtype]", device: torch.device) -> None:
+    """Refuses to move, convert, copy or pickle any part of the model that has parameters of `units`. Others, such as metrics and losses,
+    stay torch's."""
+    owners = {id(owner) for unit in units.units for member in unit.members for owner, _ in member.owners}
     for module in model.modules():
+        if not any(id(part) in owners for part in module.modules()):
+            continue
         object.__setattr__(module, "_apply", _GuardedApply(module, dtypes, device))

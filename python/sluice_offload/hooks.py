@@ -318,6 +318,10 @@ class Walk:
         if index in self.gathered:
             self.storages[index].attach(self.gathered[index])
 
+    def is_lent(self, index: int) -> bool:
+        """Whether the unit shows a lease's memory."""
+        return index in self.held or index in self.kept
+
     def _release_all(self) -> None:
         for index in list(self.held):
             self._release(index)

@@ -28,7 +28,7 @@ from .schedulers import packed, rebind_scheduler, unpacked
 
 logger = logging.getLogger("sluice_offload")
 _LATEST = "latest"
-_BUFFER_TEXT_MAX = 256 << 10
+_BUFFER_BYTES_MAX = 192 << 10  # their text is a third longer, and a commit has room for 1 MiB
 
 
 def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: Any = None, model_parameters: Any = None,
@@ -270,15 +270,16 @@ class OffloadEngine(nn.Module):
 
     def _buffer_text(self, is_commit: bool) -> "dict[str, str]":
         """Those that stay torch's: the engine's files do not have them. Every commit of a durable store writes them again."""
-        buffers = {name: buffer.detach().cpu() for name, buffer in kept_buffers(self.module, self.module._sluice.gatherer.units).items()}  # type: ignore[union-attr]
-        text = _as_text(buffers) if buffers else ""
-        if is_commit and len(text) > _BUFFER_TEXT_MAX:
+        kept = kept_buffers(self.module, self.module._sluice.gatherer.units)  # type: ignore[union-attr]
+        buffers = {name: buffer.detach() for name, buffer in kept.items() if not buffer.is_meta}
+        size = sum(buffer.nbytes for buffer in buffers.values())
+        if is_commit and size > _BUFFER_BYTES_MAX:
             if not self._has_warned:
                 logger.warning("the model's buffers take %d bytes, too many for the commits of a durable store: they go on as the "
-                               "program makes them", len(text))
+                               "program makes them", size)
             self._has_warned = True
             return {}
-        return {"buffers": text} if buffers else {}
+        return {"buffers": _as_text({name: buffer.cpu() for name, buffer in buffers.items()})} if buffers else {}
 
     def _take(self, text: str) -> "dict[str, Any]":
         """The counts, the scheduler and the client's state from a checkpoint's text; returns the last."""

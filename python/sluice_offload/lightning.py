@@ -214,6 +214,16 @@ class SluiceStrategy(ParallelStrategy):
                 if name.startswith("step-") and name != checkpoint[_FOLDER]:
                     shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
+    def on_train_start(self) -> None:
+        """ModelCheckpoint forgets that the checkpoint from which training goes on is one: it would save that step again behind the
+        first micro-batch of the next."""
+        super().on_train_start()
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        for callback in trainer.checkpoint_callbacks if self.offloaded is not None else []:
+            if getattr(callback, "_last_global_step_saved", None) == 0:
+                setattr(callback, "_last_global_step_saved", trainer.global_step)
+
     def _require_no_step(self) -> None:
         walk = None if self.offloaded is None else self.offloaded._walk
         if walk is not None and walk.active is not None and walk.has_gradients:
@@ -239,7 +249,7 @@ class SluiceStrategy(ParallelStrategy):
             super().load_model_state_dict(checkpoint, strict)
             return
         assert self.lightning_module is not None  # load_checkpoint() has taken everything but these
-        take_buffers(self.lightning_module, checkpoint["state_dict"], self.lightning_module._sluice.gatherer.units)
+        take_buffers(self.lightning_module, checkpoint["state_dict"], self.offloaded._walk.units)
 
     def load_optimizer_state_dict(self, checkpoint: "Mapping[str, Any]") -> None:
         """load_checkpoint() has taken the state; this says whether it is that of Lightning's file."""

@@ -172,16 +172,16 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         raise
     _adopt(found, engine, storages)
     _move_rest(model, found, place)
-    if isinstance(values, Mapping):
+    if isinstance(values, Mapping) and text is None:  # a state that goes on is not that of these values any more
         take_buffers(model, values, found)
     walk = Walk(model, found, engine, storages, made.rates, activations)
     made.bind(walk)
     hook_state_dict(model, found, engine)
     guards.own(model.parameters(), made)
-    guards.guard_model(model, {engine.dtype_of(member) for unit in found.units if not unit.is_opaque for member in unit.members},
+    guards.guard_model(model, found, {engine.dtype_of(member) for unit in found.units if not unit.is_opaque for member in unit.members},
                        place.device)
     _show_crashes()
-    object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages, walk.gathered), walk))
+    object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages, walk.gathered, walk.is_lent), walk))
     return made
 
 

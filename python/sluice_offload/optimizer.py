@@ -26,6 +26,15 @@ def _digest(opaque: "dict[str, list[Any]]") -> str:
     return hashlib.sha256(json.dumps(opaque, sort_keys=True).encode()).hexdigest()
 
 
+def _has_text(value: Any) -> bool:
+    """Whether JSON can hold what a program keeps in a param_group. Anything else stays the program's."""
+    try:
+        json.dumps(value, default=float)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
 def _matches(pattern: str, name: str) -> bool:
     """As the config's patterns: '*' is any characters, '?' one."""
     translated = "".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
@@ -274,7 +283,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def _text(self, application: str) -> str:
         """Returns the text that goes with a checkpoint or a commit."""
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+        groups = [{key: value for key, value in group.items() if key != "params" and _has_text(value)} for group in self.param_groups]
         return json.dumps({"param_groups": groups, "application": application, **({"opaque": self._opaque_text} if self._opaque else {})},
                           default=float)  # of tensors and of numpy's numbers
 

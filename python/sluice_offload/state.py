@@ -6,7 +6,7 @@ import json
 import math
 import os
 import struct
-from typing import Any, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -98,9 +98,10 @@ def _room(member: Member) -> torch.Tensor:
 class Gatherer:
     """Makes units readable outside of steps, from copies."""
 
-    def __init__(self, units: Units, engine: Engine, storages: "list[UnitStorage]", shown: "dict[int, int]") -> None:
-        """`shown`: addresses of copies, by unit, to which the end of a lease goes back."""
-        self.units, self._engine, self._storages, self._shown = units, engine, storages, shown
+    def __init__(self, units: Units, engine: Engine, storages: "list[UnitStorage]", shown: "dict[int, int]",
+                 is_lent: "Callable[[int], bool]") -> None:
+        """`shown`: addresses of copies, by unit, to which the end of a lease goes back. `is_lent`: whether a unit shows its lease."""
+        self.units, self._engine, self._storages, self._shown, self._is_lent = units, engine, storages, shown, is_lent
 
     def _wanted(self, what: "nn.Module | Iterable[torch.Tensor] | None") -> "list[Unit]":
         if what is None:
@@ -126,7 +127,8 @@ class Gatherer:
         finally:
             for unit in units:
                 self._shown.pop(unit.index, None)
-                self._storages[unit.index].detach()
+                if not self._is_lent(unit.index):  # by a forward inside, whose step goes on
+                    self._storages[unit.index].detach()
         if changed:
             raise SluiceError(f"parameters of {', '.join(changed)} were changed inside of gathered(), which gives copies; "
                               "the engine's own are as before")

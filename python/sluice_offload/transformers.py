@@ -21,12 +21,13 @@ from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, 
 from .described import KEYS
 from .engine import Config
 from .errors import ArgumentError
-from .files import open_safetensors
 from .offload import offload
 from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule
+from .units import Units
 
 _STATE = "sluice"  # in each checkpoint's folder
+_BUFFERS = "sluice_buffers.pt"  # beside it: buffers that stay torch's. Not every checkpoint has them with the weights.
 # The names, in messages about a DeepSpeed config, of the values that come from TrainingArguments.
 _NAMES = {"batch": "args.per_device_train_batch_size", "micro_batches": "args.gradient_accumulation_steps",
           "lr": "args.learning_rate", "betas": "[args.adam_beta1, args.adam_beta2]", "eps": "args.adam_epsilon",
@@ -166,6 +167,9 @@ class Trainer(transformers.Trainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if self._sluice is not None:
             self._sluice.save(os.path.join(output_dir, _STATE), keep=1)
+            buffers = kept_buffers(self.model, self._sluice_units_made())
+            if buffers and self.args.should_save:
+                torch.save(buffers, os.path.join(output_dir, _BUFFERS))
 
     def _take_checkpoint(self, folder: str) -> None:
         path = os.path.join(folder, _STATE, "latest")
@@ -185,8 +189,11 @@ class Trainer(transformers.Trainer):
         self._take_buffers(str(self.state.best_model_checkpoint))
 
     def _take_buffers(self, folder: str) -> None:
-        """transformers has saved them with the model's weights."""
-        units = self.model._sluice.gatherer.units if hasattr(self.model, "_sluice") else None
-        if kept_buffers(self.model, units):
-            take_buffers(self.model, open_safetensors(folder), units)
+        file = os.path.join(folder, _BUFFERS)
+        if os.path.exists(file):
+            take_buffers(self.model, torch.load(file, map_location="cpu", weights_only=True), self._sluice_units_made())
+
+    def _sluice_units_made(self) -> Optional[Units]:
+        walk = None if self._sluice is None else self._sluice._walk
+        return None if walk is None else walk.units
 

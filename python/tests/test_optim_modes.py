@@ -1,7 +1,9 @@
 """When the update of sluice_offload.optim runs: in step(), in backward, or into the next forward. Counted, not timed."""
 
 import copy
+import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 import sluice_offload as sluice
 from conftest import batch, tiny, worst
 from sluice_offload import optim
-from test_optim import assert_same_way, place  # noqa: F401
+from test_optim import assert_same_way, place, step_of  # noqa: F401
 
 
 def compare(make, place_of, steps=20):
@@ -147,6 +149,21 @@ def test_loaded_moments_are_not_lost_to_parameters_that_are_added(place):  # noq
         ours.add_param_group({"params": parameters[1:]})
     assert ours.state[parameters[0]]["exp_avg"].abs().min() > 0
     ours.close()
+
+
+def test_copies_of_a_model_are_not_kept(place):  # noqa: F811
+    """Such as the best model so far. They share its hooks."""
+    model = tiny()
+    ours = optim.AdamW(model.parameters(), lr=1e-3, overlap="forward", modules=model, config=place(host="2MiB"))
+    step_of(model, ours, 0)
+    copied = copy.deepcopy(model)
+    copied(*batch(0))
+    known = weakref.ref(copied)
+    del copied
+    gc.collect()
+    assert known() is None
+    ours.close()
+    assert not any(module._forward_pre_hooks or module._state_dict_pre_hooks for module in model.modules())
 
 
 def test_forward_is_as_torch(place):  # noqa: F811

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sluice_offload as sluice
-from conftest import Block, batch, tiny, train
+from conftest import Block, adamw, batch, tiny, train
 
 
 def states(optimizer):
@@ -154,7 +154,38 @@ def test_what_is_refused(config, tmp_path):
     refused(sluice.SluiceError, "param_groups", restore=folder)
 
 
+def test_what_json_cannot_hold_stays_with_the_program(config, tmp_path):
+    config["optimizer"] = {}
+    model = tiny()
+    given = torch.optim.AdamW([{"params": list(model.parameters()), "made_by": adamw, "depth": torch.tensor(3)}], lr=1e-3)
+    optimizer = sluice.offload(model, config, units=[Block], optimizer=given)
+    train(model, optimizer, 1)
+    optimizer.save(tmp_path / "kept")
+    optimizer.load_checkpoint(tmp_path / "kept" / "latest")
+    assert optimizer.param_groups[0]["made_by"] is adamw and optimizer.param_groups[0]["depth"] == 3
+    optimizer.close()
+
+
 STORE = {"name": "run-7"}
+
+
+def test_buffers_beside_a_store_that_goes_on_are_the_programs(config):
+    """The file of the first start has older ones."""
+    config["storage"]["state"] = STORE
+
+    def made(value):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+        model[1].running_mean.fill_(value)
+        return model
+    file = {name: tensor.clone() for name, tensor in made(3.0).state_dict().items()}
+    for value, expected in ((1.0, 3.0), (2.0, 2.0)):
+        model = made(value)
+        optimizer = sluice.offload(model, config, values=file, resume=True)
+        assert model[1].running_mean.tolist() == 8 * [expected]
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.close()
 
 
 def test_a_durable_store_goes_on_with_the_same_bits(config):

@@ -265,6 +265,8 @@ def test_copies_and_pickles(pair):
     with pytest.raises(sluice.ArgumentError, match="state_dict"):
         copy.deepcopy(linear)
     assert linear.float() is linear
+    activation = model.blocks[1].mlp[2]  # as a loss or a metric, without parameters
+    assert copy.deepcopy(activation) is not activation
     for part in (model, model.blocks[1], linear, model.head.weight):
         with pytest.raises(sluice.ArgumentError, match="state_dict"):
             torch.save(part, io.BytesIO())
@@ -447,6 +449,34 @@ def test_a_forward_inside_of_gathered(pair):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters()))
     assert model.head.weight.isnan().all()
     assert_still_right(pair)
+
+
+def test_a_step_that_begins_inside_of_gathered_goes_on_outside(config):
+    """The root's own parameter stays lent until the step ends."""
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.weight = tiny(), nn.Parameter(torch.tensor([1.5, 0.5]))
+
+        def forward(self, tokens, labels):
+            return self.weight[0] * self.inner(tokens, labels) * self.weight[1]
+    reference = Root()
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=[Block, Tiny])
+    torchs = adamw(reference, config)
+    with sluice.gathered(model):
+        loss = model(*batch(0))
+        model(*batch(1)).backward()
+    loss.backward()
+    model(*batch(2)).backward()
+    for micro in range(3):
+        reference(*batch(micro)).backward()
+    torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+    for one in (torchs, optimizer):
+        one.step()
+        one.zero_grad()
+    assert_still_right((reference, model, torchs, optimizer))
+    optimizer.close()
 
 
 def test_a_graph_of_the_gradients_is_not_kept(pair):

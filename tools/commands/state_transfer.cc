@@ -15,6 +15,7 @@
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "engine/checkpoint/store_source.h"
 #include "engine/durable/new_store.h"
+#include "engine/plan/sharding.h"
 #include "engine/store/store_survey.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/print.h"
@@ -103,6 +104,7 @@ int import_state(const StateOptions& options) {
   TrainConfig config = train_config(read_state_config(options));
   const Config::Storage& storage = config.engine.storage;
   require_store_name(storage, options);
+  require_group_number(config.engine.sharding, options.ranks);
   const std::string folder = state_origin_in(options.folder);
   StateJson json(options, storage, folder);
   OpenCheckpoint opened = open_state_origin(

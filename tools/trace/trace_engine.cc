@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "engine/checkpoint/untrusted_json.h"
+#include "base/untrusted_json.h"
 
 namespace sluice {
 namespace {

@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "engine/checkpoint/untrusted_json.h"
+#include "base/untrusted_json.h"
 #include "tools/trace/trace_lanes.h"
 #include "tools/trace/trace_steps.h"
 

@@ -16,7 +16,7 @@
 #include "base/topology.h"
 #include "base/trace/trace_format.h"
 #include "base/unique_fd.h"
-#include "engine/checkpoint/untrusted_json.h"
+#include "base/untrusted_json.h"
 #include "tools/trace/trace_open_spans.h"
 
 namespace sluice {

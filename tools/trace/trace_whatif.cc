@@ -246,8 +246,8 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
   if (std::ranges::any_of(settings, is_budget) && lanes_of_trace_are_planned(section->second))
     scenario.config.optimizer.lanes.reset();  // the plan for another budget chooses again
   for (const std::string& setting : settings) apply(setting, scenario);
+  result.changed = replay.cost(scenario);  // a budget that is too small is refused on any machine
   require_fitting_model(analysis, result.measured_s, result.replayed.step_s);
-  result.changed = replay.cost(scenario);
   result.predicted_s =
       predicted_step_s(result.measured_s, result.replayed.step_s, result.changed.step_s);
   return result;

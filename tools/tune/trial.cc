@@ -23,8 +23,8 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Settles budgets and order as `sluice train` does for one process.
-void settle(TrainConfig& config, const ModelSpec& model) {
+// Settles budgets and order as `sluice train` does for one process, and returns the machine of it.
+RunMachine settle(TrainConfig& config) {
   config.engine.storage.state = {};
   config.trace_file.clear();
   config.has_status = false;
@@ -35,11 +35,19 @@ void settle(TrainConfig& config, const ModelSpec& model) {
   const RunMachine machine = machine_of(share, 1);
   resolve_order(config, machine);
   (void)check_memory(config, machine, share);
-  // "auto" speculates once it has seen 32 steps without clipping, more than a trial has.
-  const ModelSpec whole = validated(model);
+  return machine;
+}
+
+// The policy of a whole run. There "auto" speculates once it has seen 32 steps without clipping,
+// more than a trial has. `config` has the run's own storage.state.
+OverlapPolicy policy_of_run(const Config& config, const ModelSpec& given, RunMachine machine,
+                            const Device& device) {
+  if (!machine.device_is_host)
+    machine.device_bytes = device.capacity_bytes() - device.allocated_bytes();
+  const ModelSpec model = validated(given);
   const Layout layout =
-      plan_layout(config.engine, whole, shard_of(config.engine.sharding, 0, machine.ranks));
-  config.engine.optimizer.overlap = plan_run(config.engine, whole, layout, machine).policy;
+      plan_layout(config, model, shard_of(config.sharding, /*rank=*/0, machine.ranks));
+  return plan_run(config, model, layout, machine).policy;
 }
 
 }  // namespace
@@ -54,9 +62,13 @@ Trial run_trial(TrainConfig config, unsigned steps,
                 const std::function<void(unsigned step)>& progress) {
   const Clock::time_point begin = Clock::now();
   const ModelSpec model = training_model(config, computes_on_host(config));
-  settle(config, model);
+  const Config::Storage::State state = config.engine.storage.state;
+  const RunMachine machine = settle(config);
   const Dataset dataset(config);
   ComputeDevice device(config);
+  Config run = config.engine;
+  run.storage.state = state;
+  config.engine.optimizer.overlap = policy_of_run(run, model, machine, device.device());
   Engine engine(config.engine, model, device.device());
   const std::unique_ptr<Trainer> trainer = device.make_trainer(config, dataset, engine);
   engine.initialize(fresh_values(config.model, config.seed));

@@ -55,6 +55,25 @@ def small(tmp_path):
             "optimizer": {"overlap": "serial"}}
 
 
+def test_a_part_that_the_module_offloads_itself_resumes(tmp_path):
+    """Behind the first micro-batch, Lightning would save the step from which it goes on."""
+    class Own(Module):
+        def configure_optimizers(self):
+            return sluice.offload(self.net, {**small(tmp_path), "placement": {"optimizer": "nvme"}}, units=[Block])
+
+    def run(steps, ckpt_path=None):
+        module, saved = Own(tiny()), pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "own", every_n_train_steps=2, save_top_k=-1)
+        made = trainer(tmp_path, sluice.lightning.SluiceStrategy(), steps, callbacks=[saved], gradient_clip_val=None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made.fit(module, torch.utils.data.DataLoader(DATA, batch_size=None), ckpt_path=ckpt_path)
+        updates = made.strategy.offloaded._engine.applied_step()
+        made.strategy.offloaded.close()
+        return updates
+    assert run(2) == 2
+    assert run(4, next((tmp_path / "own").glob("*step=2*"))) == 4
+
+
 @pytest.mark.parametrize("name", ["sluice", "sluice_offload", "sluice_nvme"])
 def test_strategies_by_name(tmp_path, name):
     options = {"enable_checkpointing": False}

@@ -113,7 +113,7 @@ TEST_F(CheckpointFolder, OneProcessWritesAndClearsWhatAnotherLeft) {
   std::ofstream(root_ + "/.new-abcdef/data") << "half";
   {
     const CheckpointLock lock(root_);
-    EXPECT_EQ(lock.removed(), Names{".new-abcdef"});
+    EXPECT_TRUE(is_note(lock.notes(), ".new-abcdef\" was never finished, and has been removed"));
     EXPECT_TRUE(holds_in_child([&] {
       try {
         const CheckpointLock second(root_);
@@ -124,7 +124,7 @@ TEST_F(CheckpointFolder, OneProcessWritesAndClearsWhatAnotherLeft) {
       return false;
     }));
     // Objects of one process share it, also after one of them has ended.
-    EXPECT_TRUE(CheckpointLock(root_ + "/../checkpoints").removed().empty());
+    EXPECT_TRUE(CheckpointLock(root_ + "/../checkpoints").notes().empty());
     EXPECT_EQ(save(2), Names{});
     EXPECT_FALSE(holds_in_child([&] {
       try {
@@ -135,7 +135,7 @@ TEST_F(CheckpointFolder, OneProcessWritesAndClearsWhatAnotherLeft) {
       }
     }));
   }
-  EXPECT_TRUE(holds_in_child([&] { return CheckpointLock(root_).removed().empty(); }));
+  EXPECT_TRUE(holds_in_child([&] { return CheckpointLock(root_).notes().empty(); }));
   EXPECT_EQ(names(), (Names{"step-000000002", "step-000000001"}));
 }
 
@@ -152,7 +152,7 @@ TEST_F(CheckpointFolder, AChildDoesNotKeepTheLockOfItsParent) {
   char word = 0;
   ASSERT_EQ(::read(told[0], &word, 1), 1);
   lock.reset();
-  EXPECT_TRUE(holds_in_child([&] { return CheckpointLock(root_).removed().empty(); }));
+  EXPECT_TRUE(holds_in_child([&] { return CheckpointLock(root_).notes().empty(); }));
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
 }
@@ -174,13 +174,26 @@ TEST_F(CheckpointFolder, ALinkThatCannotBeReplacedIsANote) {
   EXPECT_EQ(latest(), "step-000000004");
 }
 
+// As where another user has put a file into it. Nor is that one's lock file this user's to write.
 TEST_F(CheckpointFolder, AnOldOneThatCannotBeRemovedIsANote) {
   save(1);
-  fs::create_directories(root_ + "/.new-step-000000001/in its way");
-  const CheckpointLock lock(root_);  // removes that once
-  fs::create_directories(root_ + "/.new-step-000000001/in its way");
-  EXPECT_TRUE(is_note(save(2, 1), "removal of"));
-  EXPECT_EQ(names(), (Names{"step-000000002", "step-000000001"}));
+  ASSERT_EQ(::chmod((root_ + "/step-000000001").c_str(), 0555), 0);
+  constexpr uid_t kOther = 65534;
+  if (::geteuid() == 0) {
+    ASSERT_EQ(::chown(directory_.path().c_str(), kOther, kOther), 0);
+    ASSERT_EQ(::chown(root_.c_str(), kOther, kOther), 0);
+  }
+  EXPECT_TRUE(holds_in_child([&] {
+    if (::geteuid() == 0 && ::seteuid(kOther) != 0) return false;
+    const std::string words = "cannot be removed: ";
+    return is_note(save(2, 1), "removal of") && is_note(save(3, 2), words) &&
+           is_note(save(4, 2), words);
+  }));
+  EXPECT_EQ(names(), (Names{"step-000000004", "step-000000003"}));
+  for (const fs::directory_entry& entry : fs::directory_iterator(root_))
+    if (entry.is_directory() && !entry.is_symlink())
+      fs::permissions(entry.path(), fs::perms::owner_all);
+  EXPECT_TRUE(is_note(save(5), "is what is left of a removed checkpoint, and has been removed"));
 }
 
 TEST_F(CheckpointFolder, ModesAreThoseThatTheProcessAllows) {

@@ -269,6 +269,8 @@ class DurableStores(CliCase):
             self.assertIn(words, done.stderr)
         done = self.run_sluice("state", "import", config, "kept", "--set", "storage.state.name=other", "--set", "sharding.group=node", "--ranks", "2", expect=2)
         self.assertIn("sharding.group", done.stderr)
+        done = self.run_sluice("state", "import", config, weights, "--set", "storage.state.name=other", "--set", "sharding.group=node", "--ranks", "2", expect=2)
+        self.assertIn("sharding.group", done.stderr)
         self.assertEqual(self.files(), before)
         self.run_sluice("state", "import", config, "kept", "--convert", "--ranks", "3", "--set", "precision.parameters=fp32",
                         "--set", "precision.gradients=bf16", "--set", "storage.state.name=other")

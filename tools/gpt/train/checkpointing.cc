@@ -52,9 +52,7 @@ Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig
   text_ = describe_text(config.data_file);
   if (!is_first_ || !is_on()) return;
   lock_.emplace(options.root);
-  for (const std::string& name : lock_->removed())
-    notes_.push_back(fmt::format("checkpoint: \"{}/{}\" was never finished, and has been removed",
-                                 options.root, name));
+  notes_.insert(notes_.end(), lock_->notes().begin(), lock_->notes().end());
 }
 
 void Checkpointing::pass_over(const std::string& why) {

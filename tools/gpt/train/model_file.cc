@@ -11,7 +11,7 @@
 
 #include <sluice/config_document.h>
 #include <sluice/error.h>
-#include "engine/checkpoint/untrusted_json.h"
+#include "base/untrusted_json.h"
 #include "tools/gpt/model/gpt_model.h"
 
 namespace sluice {
