@@ -114,7 +114,9 @@ TEST(TracedEngineText, PlansTheSameEngine) {
       plan_run(config, model, layout, {.ranks = 3, .device_is_host = false}).placement;
   const std::string text = describe_engine(config, model, layout, placement, /*ranks=*/3);
   const ModelSpec model_again = model_of_trace(text);
-  const Config config_again = config_of_trace(text);
+  Config config_again = config_of_trace(text);
+  EXPECT_TRUE(lanes_of_trace_are_planned(text));
+  config_again.optimizer.lanes.reset();
   const Layout layout_again = plan_layout(config_again, model_again, shard_of_trace(text));
   const Placement again =
       plan_run(config_again, model_again, layout_again, machine_of_trace(text)).placement;
