@@ -101,6 +101,11 @@ void replace_link(const std::string& root, const std::string& target) {
   fail_with("renaming", link, error);
 }
 
+// Returns whether the file system has no locks, such as Lustre without the option "flock".
+bool is_without_locks(int error) {
+  return error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK || error == EBADF;
+}
+
 }  // namespace
 
 std::string CheckpointName::text() const {
@@ -155,11 +160,6 @@ struct CheckpointLock::Held {
   UniqueFd file;
   pid_t process = ::getpid();
 };
-
-// Returns whether the file system has no locks, such as Lustre without the option "flock".
-bool is_without_locks(int error) {
-  return error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK || error == EBADF;
-}
 
 // The locks of this process, by file. A lock ends under `mutex`, so that no other object of the
 // process meets one that is about to end.

@@ -101,6 +101,7 @@ class Trainer(transformers.Trainer):
             self._sluice = self.optimizer
             if self._sluice_restore is not None:
                 self._sluice.load_checkpoint(self._sluice_restore)
+                self._take_buffers(self._sluice_restore)
             return self.optimizer
         found = self._sluice_given
         if isinstance(found, DeepspeedConfig):
@@ -118,6 +119,8 @@ class Trainer(transformers.Trainer):
                                **self._sluice_options)
         if isinstance(found, DeepspeedConfig):
             convert_buffers(self.model, settings)
+        if self._sluice_restore is not None:
+            self._take_buffers(self._sluice_restore)
         self.optimizer = self._sluice
         return self.optimizer
 
@@ -172,6 +175,7 @@ class Trainer(transformers.Trainer):
                 torch.save(buffers, os.path.join(output_dir, _BUFFERS))
 
     def _take_checkpoint(self, folder: str) -> None:
+        """At once, or as soon as the model is offloaded."""
         path = os.path.join(folder, _STATE, "latest")
         if not os.path.isdir(path):
             raise ArgumentError(f"{folder} has no folder \"{_STATE}\": it was not saved by this Trainer, or with save_only_model")
@@ -179,19 +183,19 @@ class Trainer(transformers.Trainer):
             self._sluice_restore = path
         else:
             self._sluice.load_checkpoint(path)
+            self._take_buffers(path)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         self._take_checkpoint(resume_from_checkpoint)
-        self._take_buffers(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         self._take_checkpoint(str(self.state.best_model_checkpoint))
-        self._take_buffers(str(self.state.best_model_checkpoint))
 
-    def _take_buffers(self, folder: str) -> None:
-        file = os.path.join(folder, _BUFFERS)
-        if os.path.exists(file):
-            take_buffers(self.model, torch.load(file, map_location="cpu", weights_only=True), self._sluice_units_made())
+    def _take_buffers(self, path: str) -> None:
+        """Those beside the state at `path`. An older checkpoint has none, which is said."""
+        file = os.path.join(os.path.dirname(os.path.dirname(path)), _BUFFERS)
+        values = torch.load(file, map_location="cpu", weights_only=True) if os.path.exists(file) else {}
+        take_buffers(self.model, values, self._sluice_units_made())
 
     def _sluice_units_made(self) -> Optional[Units]:
         walk = None if self._sluice is None else self._sluice._walk
