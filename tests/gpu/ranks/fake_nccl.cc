@@ -56,6 +56,7 @@ FakeNcclOffset offset_of(ncclComm_t comm, const void* data) {
 }
 
 ncclResult_t start(ncclComm_t comm, cudaStream_t stream, std::function<void()> work) {
+  const std::scoped_lock lock(comm->mutex);
   comm->pending.push_back([stream, work = std::move(work)] { launch(stream, work); });
   comm->polls = 0;
   return ncclInProgress;
@@ -172,6 +173,7 @@ ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t* par
   FAKE_NCCL_ENTER;
   if (config->blocking != 0) return ncclInvalidArgument;
   visit_fake_gpu(whole->gpu);
+  const std::scoped_lock both(whole->mutex, whole->world->mutex);
   *part = nullptr;
   whole->child_place = part;
   whole->child.reset(new ncclComm{.parent = whole->world,
@@ -179,7 +181,6 @@ ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t* par
                                   .parent_rank = whole->rank,
                                   .gpu = whole->gpu});
   (void)sluice_fake_cuda_communicators(whole->gpu, 1);
-  const std::scoped_lock lock(whole->world->mutex);
   World::Split& split = whole->world->splits[whole->splits++];
   split.choices.resize(static_cast<std::size_t>(whole->world->size));
   split.choices[static_cast<std::size_t>(whole->rank)] = {color, key};
@@ -193,6 +194,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   *result = ncclUnhandledCudaError;
   if (fake_nccl_cannot_bind()) return ncclSuccess;
   *result = ncclInProgress;
+  const std::scoped_lock own(comm->mutex);
   if (comm->world == nullptr && !finish_split(*comm)) return ncclSuccess;
   {
     const std::scoped_lock lock(comm->world->mutex);

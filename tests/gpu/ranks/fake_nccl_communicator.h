@@ -1,5 +1,5 @@
 // The communicators of the stand-in for NCCL (fake_nccl.cc). Only the source files of the stand-in
-// include this header. Thread rule: one thread at a time uses a communicator.
+// include this header. Thread rule: one thread at a time makes calls, and any thread may poll.
 // Include <nccl.h> before this header.
 #pragma once
 
@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "tests/gpu/ranks/fake_nccl_world.h"
@@ -19,6 +20,7 @@ struct ncclWindow_vidmem {
 };
 
 struct ncclComm {
+  std::mutex mutex = {};  // guards the fields that calls and polls use
   std::shared_ptr<sluice::test::FakeNcclWorld> world;
   int rank = 0;
   bool has_joined = false;  // world->joined counts this rank

@@ -54,6 +54,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t s
                                     ncclWindow_t* window, int flags) {
   FAKE_NCCL_ENTER;
   if (flags != NCCL_WIN_COLL_SYMMETRIC) return ncclInvalidArgument;
+  const std::scoped_lock lock(comm->mutex);
   *window = nullptr;
   if (fake_nccl_multicast_is("absent")) return ncclSuccess;
   count_fake_nccl(&fake_nccl_counts::windows);
@@ -64,7 +65,10 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t s
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
   visit_fake_gpu(comm->gpu);
-  std::erase(comm->windows, window);
+  {
+    const std::scoped_lock lock(comm->mutex);
+    std::erase(comm->windows, window);
+  }
   count_fake_nccl(&fake_nccl_counts::windows, -1);
   delete window;
   FAKE_NCCL_ENTER;

@@ -21,18 +21,20 @@
 namespace sluice {
 
 // Runs `body` on every rank, with one thread per rank, and waits for all threads. The threads wait
-// for each other before they begin. Without this wait, a busy machine may start the last thread so
-// late that a test's timeout passes.
+// for each other twice. Before they begin: a busy machine may start the last thread so late that a
+// test's timeout passes. And before `body`: a rank whose body aborts would otherwise end another
+// rank's connection.
 inline void run_threads(std::uint32_t rank_count, const NcclOptions& options,
                         const RankBody& body) {
   const NcclId id = make_nccl_id(options.library);
-  std::barrier<> beginning(rank_count);
+  std::barrier<> together(rank_count);
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
     threads.emplace_back([&, rank] {
       const auto device = make_cuda_device({.memory_bytes = 256_MiB});
-      beginning.arrive_and_wait();
+      together.arrive_and_wait();
       const auto collectives = make_nccl_collectives(*device, options, id, rank, rank_count);
+      together.arrive_and_wait();
       body(*collectives, *device);
     });
   }
