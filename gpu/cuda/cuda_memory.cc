@@ -95,6 +95,7 @@ int CudaMemory::free(std::byte* memory) noexcept {
 int CudaMemory::give_back(void* base) const noexcept {
   const CudaCurrentDevice current(ordinal_, std::nothrow);
   if (!source_.free) return cudaFree(base);
+  (void)cudaDeviceSynchronize();  // as cudaFree does
   return source_.free(base) ? cudaSuccess : cudaErrorUnknown;
 }
 

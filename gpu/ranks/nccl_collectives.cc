@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -12,7 +11,6 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "gpu/cuda/cuda_environment.h"
 #include "gpu/cuda/kernel_list.h"
 #include "gpu/ranks/exchanged_sum.h"
 #include "gpu/ranks/nccl_caller.h"
@@ -36,7 +34,7 @@ struct Common {
         reduction(options.reduction),
         sum(make_cuda_sum(of_device)),
         failure(std::make_shared<RankFailure>()),
-        watch(of_device, failure, options.timeout_s) {}
+        watch(of_device, failure, {.wait = options.timeout_s, .abort = options.abort_s}) {}
 };
 
 // Lets the sums of a reduction run beside its exchanges.
@@ -52,15 +50,19 @@ struct Overlap {
   std::array<Event, 2> added;
 };
 
+DeviceBuffer staging_buffer(Device& device, std::uint64_t size_bytes = kStagingBytesMin) {
+  return {device, size_bytes, "NCCL receive buffer"};
+}
+
 class NcclCollectives final : public Collectives {
  public:
   NcclCollectives(std::shared_ptr<Common> common, std::unique_ptr<NcclCommunicator> communicator,
-                  std::uint32_t rank, std::uint32_t rank_count)
+                  DeviceBuffer staging, std::uint32_t rank, std::uint32_t rank_count)
       : common_(std::move(common)),
         communicator_(std::move(communicator)),
         rank_(rank),
         rank_count_(rank_count),
-        staging_(common_->device, kStagingBytesMin, "NCCL receive buffer") {
+        staging_(std::move(staging)) {
     common_->watch.add(*communicator_);
     try {
       meet();
@@ -159,12 +161,14 @@ class NcclCollectives final : public Collectives {
     SLUICE_CHECK(std::ranges::max(ranks) < rank_count_, "a group is made of the object's ranks");
     const auto key = static_cast<std::uint32_t>(own - ranks.begin());
     common_->failure->throw_if_set();
-    std::unique_ptr<NcclCommunicator> part;
+    std::unique_ptr<NcclCollectives> part;
     outside_of_operations("opening a sequence", [&] {
-      part = communicator_->split(/*color=*/std::ranges::min(ranks), key);
+      DeviceBuffer staging = staging_buffer(common_->device);  // first: this communicator can tell
+      part = std::make_unique<NcclCollectives>(
+          common_, communicator_->split(/*color=*/std::ranges::min(ranks), key), std::move(staging),
+          key, static_cast<std::uint32_t>(ranks.size()));
     });
-    return std::make_unique<NcclCollectives>(common_, std::move(part), key,
-                                             static_cast<std::uint32_t>(ranks.size()));
+    return part;
   }
 
   bool may_block() const override { return true; }
@@ -173,8 +177,7 @@ class NcclCollectives final : public Collectives {
   void prepare_reductions() override {
     if (common_->reduction == NcclReduction::kPlain || rank_count_ == 1) return;
     const std::uint64_t wanted = staging_bytes(rank_count_);
-    if (wanted > staging_.size_bytes())
-      staging_ = DeviceBuffer(common_->device, wanted, "NCCL receive buffer");
+    if (wanted > staging_.size_bytes()) staging_ = staging_buffer(common_->device, wanted);
     overlap_ = std::make_unique<Overlap>(common_->device);
   }
 
@@ -369,11 +372,6 @@ std::string describe_nccl(const std::string& library) {
   return opened.version_text() + (opened.limit().empty() ? "" : "; " + opened.limit());
 }
 
-void prepare_nccl_environment() {
-  (void)::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
-  prepare_cuda_environment();
-}
-
 NcclId make_nccl_id(const std::string& library) {
   return NcclLibrary::open(library).make_id();
 }
@@ -393,8 +391,8 @@ std::unique_ptr<Collectives> make_nccl_collectives(CudaDevice& device, const Ncc
       library, NcclCommunicator::Options{.timeout_s = options.timeout_s}, device, id, rank,
       rank_count);
   auto common = std::make_shared<Common>(device, options);
-  return std::make_unique<NcclCollectives>(std::move(common), std::move(communicator), rank,
-                                           rank_count);
+  return std::make_unique<NcclCollectives>(std::move(common), std::move(communicator),
+                                           staging_buffer(device), rank, rank_count);
 }
 
 }  // namespace sluice

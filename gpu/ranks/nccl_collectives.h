@@ -28,6 +28,9 @@ enum class NcclReduction : std::uint8_t {
 
 struct NcclOptions {
   double timeout_s = 120;  // as in HostCollectivesOptions
+  // The time that NCCL has to end its work after a failure. If NCCL needs longer, the process ends
+  // with a message: no wait for the GPU would return.
+  double abort_s = 30;
   NcclReduction reduction = NcclReduction::kExact;
   std::string library = {};  // empty = libnccl.so.2
 };
@@ -37,13 +40,6 @@ std::string why_no_nccl(const std::string& library = "");
 // Returns the version of NCCL, such as "2.28.9". If this version lacks abilities, the text also
 // names the missing abilities. Fails with kUnsupported if NCCL cannot be used.
 std::string describe_nccl(const std::string& library = "");
-// The function sets the environment variables that NCCL and the CUDA runtime read at their first
-// call. With these variables, NCCL makes the connections together with the communicator, and not at
-// the first operation. The function also calls prepare_cuda_environment(). The function does not
-// change variables that are already set.
-// Requires: no other thread runs yet.
-void prepare_nccl_environment();
-
 // Makes the id of a run. Rank 0 makes the id, and sends the id to all other ranks before they join.
 // Fails with kUnsupported if NCCL cannot be used, and with kRanks if NCCL makes no id.
 NcclId make_nccl_id(const std::string& library = "");

@@ -152,7 +152,16 @@ void NcclCommunicator::settle(int first_result, const char* name) {
                       name, options_.timeout_s));
     std::this_thread::sleep_for(kPollInterval);
   }
+  if (result == ncclSuccess) result = static_cast<ncclResult_t>(finish_call());
   if (result != ncclSuccess) give_up(fmt::format("{}: {}", name, describe(result)));
+}
+
+// Up to 2.25, NCCL keeps what a thread has begun on a communicator until the next question about
+// this communicator but the one for errors. The thread's next call on another one would read it.
+int NcclCommunicator::finish_call() {
+  const std::scoped_lock lock(mutex_);
+  int ranks = 0;
+  return communicator_ == nullptr ? ncclSuccess : nccl_.count(native(communicator_), &ranks);
 }
 
 void NcclCommunicator::give_up(const std::string& message) {
@@ -232,38 +241,22 @@ void NcclCommunicator::all_reduce_words(std::byte* data, std::uint64_t sum_count
 }
 
 void NcclCommunicator::register_memory(std::span<std::byte> memory) {
-  if (memory.empty() || !library_.has_registration()) return;
-  void* const window = library_.has_windows() ? register_window(memory) : nullptr;
-  void* handle = window;
-  if (window == nullptr)
-    call("ncclCommRegister", [&](ncclComm_t c) {
-      return nccl_.register_buffer(c, memory.data(), memory.size(), &handle);
-    });
-  const std::scoped_lock lock(mutex_);
-  lacks_windows_ = lacks_windows_ || (window == nullptr && library_.has_windows());
-  if (handle != nullptr)  // null: NCCL has no use for it
-    registrations_.push_back({.handle = handle, .is_window = window != nullptr});
-}
-
-// Null where the machine cannot have windows, for all ranks alike.
-void* NcclCommunicator::register_window(std::span<std::byte> memory) {
+  if (memory.empty() || !library_.has_windows()) return;
   call("ncclCommWindowRegister", [&](ncclComm_t c) {
     return nccl_.register_window(c, memory.data(), memory.size(), given_as<ncclWindow_t>(),
                                  NCCL_WIN_COLL_SYMMETRIC);
   });
-  return given_;
+  const std::scoped_lock lock(mutex_);
+  lacks_windows_ = lacks_windows_ || given_ == nullptr;  // for all ranks alike
+  if (given_ != nullptr) windows_.push_back(given_);
 }
 
 void NcclCommunicator::deregister_memory() noexcept {
   const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
   const std::scoped_lock lock(calling_mutex_, mutex_);
-  for (const Registration& one : std::exchange(registrations_, {})) {
+  for (void* const window : std::exchange(windows_, {})) {
     if (communicator_ == nullptr) continue;  // it went with the communicator
-    if (one.is_window) {
-      (void)nccl_.deregister_window(native(communicator_), static_cast<ncclWindow_t>(one.handle));
-    } else {
-      (void)nccl_.deregister_buffer(native(communicator_), one.handle);
-    }
+    (void)nccl_.deregister_window(native(communicator_), static_cast<ncclWindow_t>(window));
   }
 }
 
@@ -274,13 +267,16 @@ std::vector<std::string> NcclCommunicator::notes() {
   if (lacks_windows_)
     all.push_back(fmt::format(
         "NCCL {} makes no windows on this machine, which takes multicast or memory that the GPUs "
-        "share: the memory is registered without them, and multiprocessors do the gathers",
+        "share: multiprocessors do the gathers",
         library_.version_text()));
   return all;
 }
 
+// Not beside a call: the question also ends what the call begins, and the caller asks itself.
 std::string NcclCommunicator::failure() {
   ncclResult_t result = ncclSuccess;
+  const std::unique_lock no_call(calling_mutex_, std::try_to_lock);
+  if (!no_call) return "";
   {
     const std::scoped_lock lock(mutex_);
     if (communicator_ == nullptr) return "";

@@ -3,7 +3,9 @@
 //
 // Thread rule: one thread at a time enqueues on a communicator. Any thread may call failure(),
 // abort() and notes(), even while other calls run.
-// Invariants: after abort() every call throws, and NCCL's work on the device ends. A call that
+// Invariants: after abort() every call throws, and NCCL's work on the device ends. abort() waits
+// for work that is in front of the communicator's on a stream, and may wait forever if that work
+// is another communicator's (NcclWatch::fail). A call that
 // fails does not abort the communicator. An abort would end earlier work. Until the failure is
 // known, the data of this unfinished work would look like a result. So the caller first makes the
 // failure known, and then calls abort(). If the caller does not call abort(), the destructor calls
@@ -74,9 +76,8 @@ class NcclCommunicator {
   void all_reduce_words(std::byte* data, std::uint64_t sum_count, std::uint64_t minimum_count,
                         void* stream);
 
-  // Every rank calls register_memory() in the same way. Operations on registered memory need no
-  // copies inside NCCL. The call does nothing if NCCL's version has no registration. If this
-  // machine does not support windows, the memory is registered without a window.
+  // Every rank calls register_memory() in the same way. Copy engines gather data into registered
+  // memory. The call does nothing if NCCL's version or this machine has no windows.
   void register_memory(std::span<std::byte> memory);
   void deregister_memory() noexcept;
   // Returns notes about abilities that NCCL or the machine lacks, and about what is done instead.
@@ -89,22 +90,17 @@ class NcclCommunicator {
   void abort() noexcept;
 
  private:
-  struct Registration {
-    void* handle = nullptr;
-    bool is_window = false;
-  };
-
   NcclCommunicator(const NcclLibrary& library, const Options& options, CudaDevice& device);
 
   template <class Body>
   void call(const char* name, const Body& body);
   void* open_communicator(const char* name);
   void settle(int result, const char* name);
+  int finish_call();
   // Returns the address of given_. A call of NCCL makes an object, and stores a pointer to the
   // object at this address. Only one such call may be under way.
   template <class Pointer>
   Pointer* given_as();
-  void* register_window(std::span<std::byte> memory);
   [[noreturn]] void give_up(const std::string& message);
   std::string describe(int result);
 
@@ -127,8 +123,8 @@ class NcclCommunicator {
   std::mutex mutex_;
   // Guarded by mutex_.
   void* communicator_ = nullptr;  // an ncclComm_t; null after abort()
-  std::vector<Registration> registrations_;
-  bool lacks_windows_ = false;  // NCCL has windows, but not on this machine
+  std::vector<void*> windows_;    // ncclWindow_t
+  bool lacks_windows_ = false;    // NCCL has windows, but not on this machine
 };
 
 }  // namespace sluice

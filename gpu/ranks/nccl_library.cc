@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include <fmt/ranges.h>
 
 #include <sluice/error.h>
+#include "gpu/cuda/cuda_environment.h"
 #include "gpu/ranks/nccl_functions.inc"
 
 namespace sluice {
@@ -19,7 +21,6 @@ namespace {
 
 // ncclCommSplit and the configurable communicator.
 constexpr int kVersionMin = NCCL_VERSION(2, 18, 1);
-constexpr int kVersionOfRegistration = NCCL_VERSION(2, 19, 1);
 constexpr int kVersionOfCopyEngines = NCCL_VERSION(2, 28, 3);
 
 [[noreturn]] void fail(ErrorCode code, const std::string& message) {
@@ -31,6 +32,16 @@ std::string text_of_version(int version) {
 }
 
 }  // namespace
+
+void prepare_nccl_environment() {
+  // Connections are made together with the communicator.
+  (void)::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  // With registered buffers, every multicast operation meets the other ranks of the machine on the
+  // host when it is enqueued. Ranks that enqueue on two communicators in different orders would
+  // wait for each other. Windows do not need it.
+  (void)::setenv("NCCL_LOCAL_REGISTER", "0", /*overwrite=*/0);
+  prepare_cuda_environment();
+}
 
 NcclLibrary::NcclLibrary(const std::string& path) : functions_(std::make_unique<Functions>()) {
   const std::string name = path.empty() ? "libnccl.so.2" : path;
@@ -58,6 +69,7 @@ NcclLibrary::NcclLibrary(const std::string& path) : functions_(std::make_unique<
   need(f.destroy, "ncclCommDestroy");
   need(f.abort, "ncclCommAbort");
   need(f.get_async_error, "ncclCommGetAsyncError");
+  need(f.count, "ncclCommCount");
   need(f.group_start, "ncclGroupStart");
   need(f.group_end, "ncclGroupEnd");
   need(f.send, "ncclSend");
@@ -66,8 +78,6 @@ NcclLibrary::NcclLibrary(const std::string& path) : functions_(std::make_unique<
   need(f.reduce_scatter, "ncclReduceScatter");
   need(f.all_reduce, "ncclAllReduce");
   need(f.broadcast, "ncclBroadcast");
-  want(f.register_buffer, "ncclCommRegister");
-  want(f.deregister_buffer, "ncclCommDeregister");
   want(f.allocate, "ncclMemAlloc");
   want(f.free, "ncclMemFree");
   want(f.register_window, "ncclCommWindowRegister");
@@ -94,11 +104,6 @@ std::string NcclLibrary::version_text() const {
   return text_of_version(version_);
 }
 
-bool NcclLibrary::has_registration() const {
-  return version_ >= kVersionOfRegistration && functions_->register_buffer != nullptr &&
-         functions_->deregister_buffer != nullptr;
-}
-
 bool NcclLibrary::has_windows() const {
   return version_ >= kVersionOfCopyEngines && functions_->register_window != nullptr &&
          functions_->deregister_window != nullptr && functions_->allocate != nullptr &&
@@ -107,13 +112,9 @@ bool NcclLibrary::has_windows() const {
 
 std::string NcclLibrary::limit() const {
   if (has_windows()) return "";
-  if (has_registration())
-    return fmt::format(
-        "NCCL {} has no windows for copy engines, as {} has: multiprocessors do the gathers",
-        version_text(), text_of_version(kVersionOfCopyEngines));
   return fmt::format(
-      "NCCL {} cannot register memory, as {} can: all bytes pass through buffers of its own",
-      version_text(), text_of_version(kVersionOfRegistration));
+      "NCCL {} has no windows for copy engines, as {} has: multiprocessors do the gathers",
+      version_text(), text_of_version(kVersionOfCopyEngines));
 }
 
 NcclId NcclLibrary::make_id() const {

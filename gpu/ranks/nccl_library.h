@@ -13,6 +13,14 @@ namespace sluice {
 // The id that the ranks of one run share. Rank 0 makes the id and sends it to the other ranks.
 using NcclId = std::array<std::byte, 128>;
 
+// The function sets the environment variables that NCCL and the CUDA runtime read at their first
+// call. With these variables, NCCL makes the connections together with the communicator, and not at
+// the first operation. And NCCL does not meet other ranks when an operation is enqueued. The
+// function also calls prepare_cuda_environment(). The function does not change variables that are
+// already set.
+// Requires: no other thread runs yet.
+void prepare_nccl_environment();
+
 // The functions of the NCCL library. The library is never closed.
 class NcclLibrary {
  public:
@@ -24,10 +32,8 @@ class NcclLibrary {
 
   int version() const { return version_; }  // 22809 for 2.28.9
   std::string version_text() const;
-  // has_registration() returns whether buffers can be registered (since NCCL 2.19). has_windows()
-  // returns whether buffers can be registered as windows (since NCCL 2.28). The copy engines of a
+  // Returns whether buffers can be registered as windows (since NCCL 2.28). The copy engines of a
   // GPU can gather data into windows.
-  bool has_registration() const;
   bool has_windows() const;
   // Returns a text that names the abilities that the version lacks. The text also says what is done
   // instead. The text is empty if the version lacks nothing.

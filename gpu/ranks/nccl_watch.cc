@@ -1,6 +1,8 @@
 #include "gpu/ranks/nccl_watch.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,10 +23,10 @@ std::string NcclWatch::Operation::name() const {
   return fmt::format("{} of \"{}\"", kind, std::string_view(subject.data(), subject_bytes));
 }
 
-NcclWatch::NcclWatch(CudaDevice& device, std::shared_ptr<RankFailure> failure, double timeout_s)
+NcclWatch::NcclWatch(CudaDevice& device, std::shared_ptr<RankFailure> failure, const Limits& limits)
     : device_(device),
       failure_(std::move(failure)),
-      timeout_s_(timeout_s),
+      limits_(limits),
       thread_(start_thread("sluice-nccl", [this] { run(); })) {}
 
 NcclWatch::~NcclWatch() {
@@ -123,11 +125,12 @@ void NcclWatch::look(Operation& operation) {
     if (device_.is_complete(operation.begun.id())) operation.begun_at = steady_clock::now();
     return;
   }
-  if (steady_clock::now() - *operation.begun_at < std::chrono::duration<double>(timeout_s_)) return;
+  if (steady_clock::now() - *operation.begun_at < std::chrono::duration<double>(limits_.wait))
+    return;
   fail(Error(ErrorCode::kRanks,
              fmt::format("{} has waited for other ranks for {} s; one may have been killed or "
                          "stopped; if it is only late, raise sharding.timeout",
-                         operation.name(), timeout_s_)));
+                         operation.name(), limits_.wait)));
 }
 
 // The device fails first. Operations are left out as soon as the failure is latched, and unfinished
@@ -137,12 +140,47 @@ void NcclWatch::fail(const Error& error) {
   const std::scoped_lock one_at_a_time(failing_mutex_);
   device_.fail(error);
   failure_->set(error);
+  abort_all();
+}
+
+// All at once: NCCL's abort waits for what is in front of a communicator's work on its stream,
+// which may be another communicator's. And no abort ends a gather by copy engines that waits for a
+// rank that is gone.
+void NcclWatch::abort_all() {
   std::vector<NcclCommunicator*> communicators;
   {
     const std::scoped_lock lock(mutex_);
     communicators = communicators_;
   }
-  for (NcclCommunicator* const communicator : communicators) communicator->abort();
+  std::mutex mutex;
+  std::condition_variable ended;
+  std::size_t running = communicators.size();
+  std::vector<std::thread> threads;
+  for (NcclCommunicator* const communicator : communicators) {
+    const auto end = [&, communicator] {
+      communicator->abort();
+      const std::scoped_lock lock(mutex);
+      --running;
+      ended.notify_one();
+    };
+    try {
+      threads.push_back(start_thread("sluice-abort", end));
+    } catch (const Error&) {
+      end();  // no thread is to be had
+    }
+  }
+  {
+    std::unique_lock lock(mutex);
+    const std::chrono::duration<double> limit(limits_.abort);
+    if (!ended.wait_for(lock, limit, [&] { return running == 0; })) {
+      fmt::print(stderr,
+                 "sluice: NCCL has not ended its work {:.3g} s after a failure, so no wait for the "
+                 "GPU would return; this process ends\n",
+                 limits_.abort);
+      std::_Exit(1);
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace sluice

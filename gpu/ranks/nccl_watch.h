@@ -49,8 +49,14 @@ class NcclWatch {
     bool is_over = false;
   };
 
+  // In seconds.
+  struct Limits {
+    double wait = 120;  // for other ranks
+    double abort = 30;  // for NCCL to end its work after a failure
+  };
+
   // `device` must outlive the watch.
-  NcclWatch(CudaDevice& device, std::shared_ptr<RankFailure> failure, double timeout_s);
+  NcclWatch(CudaDevice& device, std::shared_ptr<RankFailure> failure, const Limits& limits);
   ~NcclWatch();
 
   // After this call, fail() also ends the communicator's work.
@@ -67,17 +73,18 @@ class NcclWatch {
   void drop(Operation& operation);
 
   // When the call returns, the device has failed, the failure is latched, and NCCL's work has been
-  // aborted.
+  // aborted. If NCCL does not end its work within the limit, the process ends with a message.
   void fail(const Error& error);
 
  private:
   void run();
   void look(Operation& operation);
+  void abort_all();
 
   // Constant after construction.
   CudaDevice& device_;
   const std::shared_ptr<RankFailure> failure_;
-  const double timeout_s_;
+  const Limits limits_;
 
   std::mutex mutex_;
   std::condition_variable came_;   // there is an operation, or must_stop_ is set

@@ -27,10 +27,10 @@ constexpr std::array<std::pair<std::string_view, DeepspeedClass>, 7> kClasses{
      {"alias", DeepspeedClass::kAlias}}};
 
 DeepspeedClass class_from(const std::string& name) {
-  for (const auto& [known, value] : kClasses) {
-    if (known == name) return value;
-  }
-  SLUICE_CHECK(false, "the table of DeepSpeed's keys has a class that the code does not know");
+  const auto* const found =
+      std::ranges::find(kClasses, name, &std::pair<std::string_view, DeepspeedClass>::first);
+  SLUICE_CHECK(found != kClasses.end(), "the table of DeepSpeed's keys has only known classes");
+  return found->second;
 }
 
 std::optional<double> bound(const ordered_json& row, const char* name) {

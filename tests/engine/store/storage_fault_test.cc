@@ -158,7 +158,7 @@ class RefusesOneRead final : public IoQueue {
 
   void submit(std::span<IoRequest* const> requests) override {
     for (IoRequest* const request : requests) {
-      if (request->kind != IoKind::kRead || left_-- != 0) {
+      if (request->kind != IoKind::kRead || left_.fetch_sub(1) != 0) {
         inner_->submit({&request, 1});
         continue;
       }
@@ -176,7 +176,7 @@ class RefusesOneRead final : public IoQueue {
 
  private:
   std::unique_ptr<IoQueue> inner_;
-  int left_;
+  std::atomic<int> left_;
   std::atomic<std::uint64_t> refused_ns_{0};
 };
 

@@ -188,6 +188,10 @@ cudaError_t cudaFree(void* memory) {
   runtime().device->free(static_cast<std::byte*>(memory) - 256);
   return status;
 }
+cudaError_t cudaDeviceSynchronize() {
+  finish_fake_cuda_work();
+  return cudaSuccess;
+}
 cudaError_t cudaHostRegister(void* memory, std::size_t size_bytes, unsigned) {
   FAKE_CUDA_ENTER;
   if (!is_aligned(reinterpret_cast<std::uintptr_t>(memory), 4096) || !is_aligned(size_bytes, 4096))

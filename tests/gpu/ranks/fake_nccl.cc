@@ -34,6 +34,7 @@ thread_local std::vector<FakeNcclMessage> group;
 thread_local std::vector<std::function<void()>> group_words;  // reductions of words
 thread_local ncclComm_t group_comm = nullptr;
 thread_local cudaStream_t group_stream = nullptr;
+thread_local ncclComm_t begun = nullptr;
 
 void launch(cudaStream_t stream, std::function<void()> work) {
   const auto run = [](void* data) { run_fake_nccl_work(data); };
@@ -55,9 +56,25 @@ FakeNcclOffset offset_of(ncclComm_t comm, const void* data) {
   return kOutsideOfWindows;
 }
 
+// Up to 2.25 a thread keeps what it has begun until it asks for something of that communicator.
+bool begins_call(ncclComm_t comm) {
+  const char* const version = std::getenv("FAKE_NCCL_VERSION");
+  if (version == nullptr || std::atoi(version) >= NCCL_VERSION(2, 26, 2)) return true;
+  if (begun != nullptr && begun != comm) return false;  // in NCCL: a fault of its memory
+  begun = comm;
+  return true;
+}
+
 ncclResult_t start(ncclComm_t comm, cudaStream_t stream, std::function<void()> work) {
+  if (!begins_call(comm)) return ncclInternalError;
   const std::scoped_lock lock(comm->mutex);
-  comm->pending.push_back([stream, work = std::move(work)] { launch(stream, work); });
+  comm->pending.push_back([stream, work = std::move(work), unfinished = comm->unfinished] {
+    unfinished->add(1);
+    launch(stream, [work, unfinished] {
+      work();
+      unfinished->add(-1);
+    });
+  });
   comm->polls = 0;
   return ncclInProgress;
 }
@@ -195,6 +212,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   if (fake_nccl_cannot_bind()) return ncclSuccess;
   *result = ncclInProgress;
   const std::scoped_lock own(comm->mutex);
+  // NCCL's answer also ends what the call is beginning.
+  if (comm->is_in_call) *result = ncclInternalError;
+  if (comm->is_in_call) return ncclSuccess;
   if (comm->world == nullptr && !finish_split(*comm)) return ncclSuccess;
   {
     const std::scoped_lock lock(comm->world->mutex);
@@ -208,6 +228,14 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   if (!comm->pending.empty() && (is_fake_nccl_held() || ++comm->polls < 2)) return ncclSuccess;
   for (const auto& enqueue : std::exchange(comm->pending, {})) enqueue();
   *result = ncclSuccess;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
+  FAKE_NCCL_ENTER;
+  if (begun == comm) begun = nullptr;
+  const std::scoped_lock lock(comm->world->mutex);
+  *count = comm->world->size;
   return ncclSuccess;
 }
 
@@ -226,6 +254,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   visit_fake_gpu(comm->gpu);
   count_fake_nccl(&fake_nccl_counts::aborts);
   if (comm->world != nullptr) comm->world->abort(comm->rank);
+  comm->unfinished->wait();  // and so for what is in front of them on their streams
+  wait_for_fake_nccl_aborts();
   delete comm;
   return ncclSuccess;
 }
@@ -270,6 +300,10 @@ ncclResult_t ncclAllGather(const void* source, void* target, std::size_t size, n
   FAKE_NCCL_ENTER;
   if (does_fake_nccl_hang()) {
     const std::shared_ptr<World> world = comm->world;  // an abort deletes the communicator
+    {
+      const std::scoped_lock lock(comm->mutex);
+      comm->is_in_call = true;
+    }
     world->wait_for_abort(comm->rank);
     return ncclInternalError;
   }

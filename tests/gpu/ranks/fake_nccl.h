@@ -12,9 +12,8 @@
 struct fake_nccl_counts {
   int reductions = 0;     // reductions that NCCL itself makes
   int word_launches = 0;  // reductions of words; a group of such reductions is one launch
-  int buffers = 0;        // buffers that were registered and not given back
-  int windows = 0;        // counted like buffers
-  int allocations = 0;    // counted like buffers
+  int windows = 0;        // windows that were registered and not given back
+  int allocations = 0;    // counted like windows
   int aborts = 0;
   int held_questions = 0;  // answers "in progress" because of fake_nccl_hold()
   int messages = 0;        // between two ranks
@@ -46,6 +45,9 @@ extern "C" void fake_nccl_hold(int change);
 // If `do_hang` is true, calls of ncclAllGather return only when their communicator is aborted, as
 // when a GPU takes no more launches.
 extern "C" void fake_nccl_hang(bool do_hang);
+// If `do_hang` is true, aborts of communicators do not return, as when copy engines wait for a rank
+// that is gone.
+extern "C" void fake_nccl_hang_aborts(bool do_hang);
 // If `is_alone` is true, only one rank takes part in communicators that are made after this call.
 // The other ranks count as present, but send nothing. So a process can count the messages of one
 // rank in a large world.
@@ -60,6 +62,9 @@ Function* fake_nccl_function(const char* path, const char* name) {
 }
 inline void hang_fake_nccl(const char* path, bool do_hang) {
   fake_nccl_function<decltype(fake_nccl_hang)>(path, "fake_nccl_hang")(do_hang);
+}
+inline void hang_fake_nccl_aborts(const char* path, bool do_hang) {
+  fake_nccl_function<decltype(fake_nccl_hang_aborts)>(path, "fake_nccl_hang_aborts")(do_hang);
 }
 inline fake_nccl_counts take_fake_nccl_counts(const char* path) {
   return fake_nccl_function<decltype(fake_nccl_take_counts)>(path, "fake_nccl_take_counts")();

@@ -3,6 +3,7 @@
 // Include <nccl.h> before this header.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -19,10 +20,30 @@ struct ncclWindow_vidmem {
   std::size_t size_bytes;
 };
 
+// Counts the operations of a communicator that are on their streams and have not ended.
+class FakeNcclUnfinished {
+ public:
+  void add(int change) {
+    const std::scoped_lock lock(mutex_);
+    count_ += change;
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return count_ == 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int count_ = 0;  // guarded by mutex_
+};
+
 struct ncclComm {
   std::mutex mutex = {};  // guards the fields that calls and polls use
   std::shared_ptr<sluice::test::FakeNcclWorld> world;
   int rank = 0;
+  bool is_in_call = false;  // a call has not returned
   bool has_joined = false;  // world->joined counts this rank
   // During a split, `parent` is the world of the communicator that is split. The field `split` is
   // the number of this split.
@@ -43,6 +64,7 @@ struct ncclComm {
   // These operations are not enqueued on their streams before the second poll.
   std::vector<std::function<void()>> pending;
   int polls = 0;
+  std::shared_ptr<FakeNcclUnfinished> unfinished = std::make_shared<FakeNcclUnfinished>();
 
   ~ncclComm() {
     (void)sluice_fake_cuda_communicators(gpu, -1);

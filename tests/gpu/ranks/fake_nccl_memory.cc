@@ -1,4 +1,4 @@
-// Memory of the stand-in for NCCL: allocations, registered buffers and windows.
+// Memory of the stand-in for NCCL: allocations and windows.
 #include <nccl.h>
 
 #include <cuda_runtime.h>
@@ -27,18 +27,6 @@ void visit_fake_gpu(int gpu) {
 
 extern "C" {
 
-ncclResult_t ncclCommRegister(const ncclComm_t, void* memory, std::size_t, void** handle) {
-  FAKE_NCCL_ENTER;
-  count_fake_nccl(&fake_nccl_counts::buffers);
-  *handle = memory;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
-  visit_fake_gpu(comm->gpu);
-  count_fake_nccl(&fake_nccl_counts::buffers, -1);
-  FAKE_NCCL_ENTER;
-  return ncclSuccess;
-}
 ncclResult_t ncclMemAlloc(void** memory, std::size_t size) {
   FAKE_NCCL_ENTER;
   count_fake_nccl(&fake_nccl_counts::allocations);

@@ -16,6 +16,8 @@ std::uint64_t calls = 0;  // since the fault was set
 int holders = 0;
 bool leaves_alone = false;
 bool hangs = false;
+bool aborts_hang = false;
+std::condition_variable aborts_changed;
 
 void count_messages(const std::vector<FakeNcclMessage>& messages) {
   const std::scoped_lock lock(counts_mutex);
@@ -57,6 +59,11 @@ bool fake_nccl_call_fails(const char* call) {
 bool does_fake_nccl_hang() {
   const std::scoped_lock lock(counts_mutex);
   return hangs;
+}
+
+void wait_for_fake_nccl_aborts() {
+  std::unique_lock lock(counts_mutex);
+  aborts_changed.wait(lock, [] { return !aborts_hang; });
 }
 
 bool is_fake_nccl_held() {
@@ -166,6 +173,12 @@ extern "C" void fake_nccl_hold(int change) {
 extern "C" void fake_nccl_hang(bool do_hang) {
   const std::scoped_lock lock(sluice::test::counts_mutex);
   sluice::test::hangs = do_hang;
+}
+
+extern "C" void fake_nccl_hang_aborts(bool do_hang) {
+  const std::scoped_lock lock(sluice::test::counts_mutex);
+  sluice::test::aborts_hang = do_hang;
+  sluice::test::aborts_changed.notify_all();
 }
 
 extern "C" void fake_nccl_leave_alone(bool is_alone) {

@@ -97,6 +97,8 @@ struct FakeNcclWorld {
 
 // Whether fake_nccl_hang() is in force.
 bool does_fake_nccl_hang();
+// Returns when fake_nccl_hang_aborts() is not in force.
+void wait_for_fake_nccl_aborts();
 // The function counts a call. Returns whether this call has to fail (fake_nccl_fail_at()).
 bool fake_nccl_call_fails(const char* call);
 void count_fake_nccl(int fake_nccl_counts::*member, int by = 1);

@@ -17,6 +17,7 @@
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
 #include "tests/gpu/ranks/fake_nccl_ranks.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/hang_guard.h"
 
 namespace sluice {
 
@@ -158,6 +159,55 @@ TEST(NcclFailure, AbortEndsTheOthersWork) {
 
 // A thread that learns of a failure may look for results at once, and finds the device's failure.
 // And no operation has ended before, which would look like a result.
+// NCCL's abort of the first communicator waits for the second one's operation, which is in front.
+TEST(NcclFailure, EndsOperationsOfTwoCommunicatorsOnOneStream) {
+  std::atomic<int> ended = 0;
+  run_threads(2, {.timeout_s = 0.5, .library = FAKE_NCCL}, [&](Collectives& ranks, Device& device) {
+    const std::vector<std::uint32_t> both = {0, 1};
+    const auto group = ranks.open(both);
+    const Stream stream(device, "test");
+    if (ranks.rank() == 1) {
+      while (ended == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    const test::HangGuard guard("the aborts");
+    group->barrier("in front", stream.id());
+    ranks.barrier("behind", stream.id());
+    const std::string failure = failure_of(device, stream);
+    EXPECT_NE(failure.find("barrier of \"in front\" has waited"), std::string::npos) << failure;
+    ++ended;
+  });
+}
+
+TEST(NcclFailure, OfARankThatCannotOpenASequenceIsTold) {
+  run_threads(2, {.timeout_s = 60, .library = FAKE_NCCL}, [](Collectives& ranks, Device& device) {
+    const std::vector<std::uint32_t> both = {0, 1};
+    const std::uint64_t left = device.capacity_bytes() - device.allocated_bytes();
+    const DeviceBuffer all(device, ranks.rank() == 0 ? left : 4096, "a test");
+    const std::string own = ranks.rank() == 0 ? "opening a sequence" : "remote process exited";
+    try {
+      (void)ranks.open(both);
+      ADD_FAILURE() << "opened";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(own), std::string::npos) << error.what();
+    }
+  });
+}
+
+void fail_without_end() {
+  run_threads(2, {.timeout_s = 0.5, .abort_s = 0.2, .library = FAKE_NCCL},
+              [](Collectives& ranks, Device&) {
+                hang_fake_nccl_aborts(FAKE_NCCL, true);
+                ranks.abort("the disk is full");
+              });
+}
+
+TEST(NcclFailureDeathTest, WithoutEndEndsTheProcess) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(fail_without_end(), testing::ExitedWithCode(1),
+              "NCCL has not ended its work 0.2 s after a failure");
+}
+
 TEST(NcclFailure, IsTheDevicesBeforeAnyoneHearsAndBeforeAnythingIsEnded) {
   std::atomic<int> heard = 0;
   std::atomic<int> arrived = 0;
@@ -216,54 +266,6 @@ TEST(NcclFailure, OfACallIsTheDevicesBeforeItEndsAnythingElse) {
     ranks.on_failure({});
   });
   EXPECT_EQ(heard, 1);
-}
-
-TEST(NcclLibraryTest, RegistersMemoryAsTheVersionCan) {
-  struct Case {
-    const char* version;
-    const char* dots;
-    int buffers;
-    int windows;
-  };
-  for (const Case& c : {Case{"21805", "/.", 0, 0}, Case{"21903", "/./.", 2, 0},
-                        Case{"22707", "/././.", 2, 0}, Case{"22809", "/./././.", 0, 2}}) {
-    const Version version(c.version);
-    const std::string library = fake_of(c.dots);
-    (void)take_counts();
-    std::atomic<int> arrived = 0;
-    run_threads(2, {.timeout_s = 60, .library = library}, [&](Collectives& ranks, Device& device) {
-      const DeviceBuffer memory(device, 1_MiB, "a test");
-      ranks.use_memory({memory.data(), memory.size_bytes()});
-      ++arrived;
-      while (arrived < 2) std::this_thread::yield();
-      if (ranks.rank() == 0) {
-        const fake_nccl_counts counts = take_counts();
-        EXPECT_EQ(counts.buffers, c.buffers) << c.version;
-        EXPECT_EQ(counts.windows, c.windows) << c.version;
-      }
-      const Stream stream(device, "test");
-      ranks.barrier("counted", stream.id());
-      device.synchronize(stream.id());
-      ranks.forget_memory();
-    });
-    const fake_nccl_counts counts = take_counts();
-    EXPECT_EQ(counts.buffers, -c.buffers) << c.version;
-    EXPECT_EQ(counts.windows, -c.windows) << c.version;
-  }
-}
-
-TEST(NcclLibraryTest, DeviceMemoryOfWindowsComesFromNccl) {
-  (void)take_counts();
-  {
-    const auto device =
-        make_cuda_device({.memory_bytes = 1_MiB, .memory_source = nccl_memory_source(FAKE_NCCL)});
-    const DeviceBuffer memory(*device, 4096, "a test");
-    EXPECT_EQ(take_counts().allocations, 1);
-    EXPECT_EQ(memory.data()[17], std::byte{0});
-  }
-  EXPECT_EQ(take_counts().allocations, -1);
-  const Version version("22707");
-  EXPECT_EQ(nccl_memory_source(fake_of("/././././.")).allocate, nullptr);
 }
 
 TEST(NcclLibraryTest, WhatCannotBeUsedIsSaid) {

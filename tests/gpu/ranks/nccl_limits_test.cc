@@ -1,8 +1,11 @@
-// The limits of another version of NCCL, and of a machine without multicast, over the stand-ins:
-// each is named with what is done instead. Runs without a GPU.
+// Other versions of NCCL, and a machine without multicast, over the stand-ins: what they lack is
+// named with what is done instead, and what they keep is no harm. Runs without a GPU.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/gpu/ranks/fake_nccl_ranks.h"
@@ -17,13 +20,13 @@ TEST(NcclLimits, WhatIsDoneInsteadIsTold) {
     const char* dots;
     const char* multicast;
     const char* note;  // null: nothing is lacking
-    int buffers;
+    int windows;
   };
   for (const Case& c :
-       {Case{"21805", "/.", "", "NCCL 2.18.5 cannot register memory, as 2.19.1 can", 0},
-        Case{"22707", "/././.", "", "NCCL 2.27.7 has no windows for copy engines", 2},
-        Case{"22809", "/./././.", "", nullptr, 0},
-        Case{"22809", "/./././.", "absent", "NCCL 2.28.9 makes no windows on this machine", 2}}) {
+       {Case{"21805", "/.", "", "NCCL 2.18.5 has no windows for copy engines, as 2.28.3 has", 0},
+        Case{"22707", "/././.", "", "NCCL 2.27.7 has no windows for copy engines", 0},
+        Case{"22809", "/./././.", "", nullptr, 2},
+        Case{"22809", "/./././.", "absent", "NCCL 2.28.9 makes no windows on this machine", 0}}) {
     const Version version(c.version);
     const EnvironmentValue multicast("FAKE_NCCL_MULTICAST", c.multicast);
     (void)take_counts();
@@ -40,14 +43,84 @@ TEST(NcclLimits, WhatIsDoneInsteadIsTold) {
                   const Stream stream(device, "test");
                   ranks.barrier("counted", stream.id());
                   device.synchronize(stream.id());
-                  const int buffers = ranks.rank() == 0 ? take_counts().buffers : c.buffers;
-                  EXPECT_EQ(buffers, c.buffers) << c.version;
+                  const int windows = ranks.rank() == 0 ? take_counts().windows : c.windows;
+                  EXPECT_EQ(windows, c.windows) << c.version;
                   ranks.barrier("taken", stream.id());
                   device.synchronize(stream.id());
                   ranks.forget_memory();
                 });
-    EXPECT_EQ(take_counts().buffers, -c.buffers) << "as many are given back";
+    EXPECT_EQ(take_counts().windows, -c.windows) << "as many are given back";
   }
+}
+
+TEST(NcclLibraryTest, RegistersMemoryAsTheVersionCan) {
+  struct Case {
+    const char* version;
+    const char* dots;
+    int windows;
+  };
+  for (const Case& c :
+       {Case{"21805", "/.", 0}, Case{"22707", "/././.", 0}, Case{"22809", "/./././.", 2}}) {
+    const Version version(c.version);
+    const std::string library = fake_of(c.dots);
+    (void)take_counts();
+    std::atomic<int> arrived = 0;
+    run_threads(2, {.timeout_s = 60, .library = library}, [&](Collectives& ranks, Device& device) {
+      const DeviceBuffer memory(device, 1_MiB, "a test");
+      ranks.use_memory({memory.data(), memory.size_bytes()});
+      ++arrived;
+      while (arrived < 2) std::this_thread::yield();
+      if (ranks.rank() == 0) {
+        const fake_nccl_counts counts = take_counts();
+        EXPECT_EQ(counts.windows, c.windows) << c.version;
+      }
+      const Stream stream(device, "test");
+      ranks.barrier("counted", stream.id());
+      device.synchronize(stream.id());
+      ranks.forget_memory();
+    });
+    const fake_nccl_counts counts = take_counts();
+    EXPECT_EQ(counts.windows, -c.windows) << c.version;
+  }
+}
+
+// Up to 2.25 NCCL leaves in the thread what it has begun on a communicator.
+TEST(NcclLibraryTest, OneThreadUsesTwoCommunicatorsOfAnOldVersion) {
+  const Version version("22403");
+  run_threads(2, {.timeout_s = 60, .library = fake_of("/././././././.")},
+              [](Collectives& ranks, Device& device) {
+                const std::vector<std::uint32_t> both = {0, 1};
+                const auto group = ranks.open(both);
+                const Stream stream(device, "test");
+                for (Collectives* one : {group.get(), &ranks, group.get()})
+                  one->barrier("turns", stream.id());
+                EXPECT_EQ(failure_of(device, stream), "no failure");
+              });
+}
+
+TEST(NcclLibraryTest, DeviceMemoryOfWindowsComesFromNccl) {
+  (void)take_counts();
+  {
+    const auto device =
+        make_cuda_device({.memory_bytes = 1_MiB, .memory_source = nccl_memory_source(FAKE_NCCL)});
+    const DeviceBuffer memory(*device, 4096, "a test");
+    EXPECT_EQ(take_counts().allocations, 1);
+    EXPECT_EQ(memory.data()[17], std::byte{0});
+  }
+  EXPECT_EQ(take_counts().allocations, -1);
+  const Version version("22707");
+  EXPECT_EQ(nccl_memory_source(fake_of("/././././.")).allocate, nullptr);
+}
+
+TEST(NcclLimits, VariablesAreSetUnlessTheyAre) {
+  ::unsetenv("NCCL_RUNTIME_CONNECT");
+  const EnvironmentValue chosen("NCCL_LOCAL_REGISTER", "1");
+  prepare_nccl_environment();
+  EXPECT_STREQ(std::getenv("NCCL_RUNTIME_CONNECT"), "0");
+  EXPECT_STREQ(std::getenv("NCCL_LOCAL_REGISTER"), "1");
+  ::unsetenv("NCCL_LOCAL_REGISTER");
+  prepare_nccl_environment();
+  EXPECT_STREQ(std::getenv("NCCL_LOCAL_REGISTER"), "0");
 }
 
 // As real NCCL, which reads the variable once: only the one who starts the ranks can set it.
