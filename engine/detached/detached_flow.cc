@@ -1,7 +1,6 @@
 #include "engine/detached/detached_flow.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,12 +10,9 @@
 #include "engine/store/storage_queue.h"
 #include "engine/store/transfer_error.h"
 #include "io/checksum.h"
-#include "io/errno_action.h"
 
 namespace sluice {
 namespace {
-
-constexpr std::size_t kNotesMax = 64;  // between two calls of take_notes()
 
 // Records in host memory that are with the worker at once, so that it never waits for the next one.
 constexpr std::uint32_t kHostFlights = 4;
@@ -97,7 +93,7 @@ void DetachedFlow::open_queue(const Config::Storage& storage, const QueueDecorat
                           .memory = memory_.span().first(plan_.lanes * plan_.lane_bytes),
                           .files = descriptors},
                          note);
-  if (!note.empty()) notes_.push_back(std::move(note));
+  if (!note.empty()) watch_.note(std::move(note));
   if (decorate) queue_ = decorate(std::move(queue_));
 }
 
@@ -237,7 +233,10 @@ void DetachedFlow::take_sum(Transfer& transfer) const {
 void DetachedFlow::complete(Flight& flight) {
   Transfer& transfer = flight.transfer;
   if (const std::optional<Error> fault = fault_of(transfer)) {
-    if (repeats_read(transfer, *fault)) return submit(flight);
+    if (repeats_read(transfer)) {
+      watch_.note(fmt::format("storage: a record is read again, because {}", fault->what()));
+      return submit(flight);
+    }
     scheduler_.fail(*fault);
     flight.is_moving = false;
     return;
@@ -248,27 +247,6 @@ void DetachedFlow::complete(Flight& flight) {
   integrity_.stored(plane_of(transfer), transfer.version, transfer.sum);
   homes_[*flight.block].version = transfer.version;
   land(flight);
-}
-
-// As in BlockStore: data that was damaged only on its way comes whole the second time.
-bool DetachedFlow::repeats_read(Transfer& transfer, const Error& fault) {
-  const IoRequest& request = transfer.request;
-  if (request.kind != IoKind::kRead || transfer.is_reread) return false;
-  if (request.error != 0 && errno_rule(request.kind, request.error).action != ErrnoAction::kReread)
-    return false;
-  transfer.is_reread = true;
-  const std::scoped_lock lock(notes_mutex_);
-  if (notes_.size() < kNotesMax)
-    notes_.push_back(fmt::format("storage: a record is read again, because {}", fault.what()));
-  return true;
-}
-
-std::vector<std::string> DetachedFlow::take_notes() {
-  std::vector<std::string> notes = watch_.take_notes();
-  const std::scoped_lock lock(notes_mutex_);
-  std::ranges::move(notes_, std::back_inserter(notes));
-  notes_.clear();
-  return notes;
 }
 
 // As in BlockStore; a tensor counts as a unit.

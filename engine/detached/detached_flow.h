@@ -18,7 +18,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -91,7 +90,7 @@ class DetachedFlow {
   IoCounters counters() const { return queue_ ? queue_->counters() : IoCounters{}; }
   // Lines of text for the user since the last call: repeated reads and slow transfers, too. Any
   // thread may call take_notes() at any time.
-  std::vector<std::string> take_notes();
+  std::vector<std::string> take_notes() { return watch_.take_notes(); }
 
  private:
   // A place in which a record is changed. For a record on storage, this place is a lane.
@@ -126,7 +125,6 @@ class DetachedFlow {
   void move(Flight& flight, IoKind kind);
   void submit(Flight& flight);
   void complete(Flight& flight);
-  bool repeats_read(Transfer& transfer, const Error& fault);
   void take_sum(Transfer& transfer) const;
   void trace(const Transfer& transfer) const;
   std::optional<Error> fault_of(const Transfer& transfer) const;
@@ -148,8 +146,6 @@ class DetachedFlow {
   DetachedStaging* const staging_;
   std::vector<DirectFile> files_;
   AlignedBuffer memory_;
-  std::mutex notes_mutex_;
-  std::vector<std::string> notes_;  // guarded by notes_mutex_
 
   // Scheduler's thread only.
   std::deque<DetachedJob> jobs_;

@@ -12,12 +12,9 @@
 
 #include "engine/store/transfer_error.h"
 #include "io/checksum.h"
-#include "io/errno_action.h"
 
 namespace sluice {
 namespace {
-
-constexpr std::size_t kNotesMax = 64;  // between two calls of take_notes()
 
 std::uint8_t trace_detail_of(Plane plane) {
   switch (plane) {
@@ -213,16 +210,9 @@ std::optional<Error> BlockStore::fault_of(const Transfer& transfer) const {
   return describe_damage(transfer, *damage);
 }
 
-// Returns whether to read again. Data damaged only on its way comes whole the second time.
 bool BlockStore::repeat_read(Transfer& transfer, const Error& fault) {
-  const IoRequest& request = transfer.request;
-  if (request.kind != IoKind::kRead || transfer.is_reread) return false;
-  if (request.error != 0 && errno_rule(request.kind, request.error).action != ErrnoAction::kReread)
-    return false;
-  transfer.is_reread = true;
-  const std::scoped_lock lock(notes_mutex_);
-  if (notes_.size() < kNotesMax)
-    notes_.push_back(fmt::format("storage: a block is read again, because {}", fault.what()));
+  if (!repeats_read(transfer)) return false;
+  watch_.note(fmt::format("storage: a block is read again, because {}", fault.what()));
   return true;
 }
 
@@ -349,16 +339,6 @@ void BlockStore::end_blocking(std::unique_ptr<Blocking> blocking) {
   if (transfer.request.kind == IoKind::kRead) return;
   accept_write(transfer);
   make_home(planes_.index(transfer.block, transfer.plane), transfer.copy);
-}
-
-std::vector<std::string> BlockStore::take_notes() {
-  std::vector<std::string> notes;
-  {
-    const std::scoped_lock lock(notes_mutex_);
-    notes.swap(notes_);
-  }
-  std::ranges::move(watch_.take_notes(), std::back_inserter(notes));
-  return notes;
 }
 
 std::string BlockStore::describe(const Transfer& transfer) const {

@@ -25,7 +25,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -163,7 +162,7 @@ class BlockStore {
   bool has_lost_state() const { return has_lost_state_; }
   // Returns lines of text for the user. The lines describe slow transfers and repeated reads since
   // the last call. Any thread may call this function.
-  std::vector<std::string> take_notes();
+  std::vector<std::string> take_notes() { return watch_.take_notes(); }
 
  private:
   struct Blocking;
@@ -222,8 +221,6 @@ class BlockStore {
   std::vector<Entry> entries_;         // by plane
   std::optional<PlaneCopies> copies_;  // of the blocks' planes; empty: the state is scratch
   Integrity integrity_;                // by sum_index()
-  std::mutex notes_mutex_;
-  std::vector<std::string> notes_;
   bool has_lost_state_ = false;
   TransferWatch watch_;  // last: its thread describes transfers
 };

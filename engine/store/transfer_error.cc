@@ -15,4 +15,12 @@ Error transfer_error(const Transfer& transfer, const std::string& subject) {
                       errno_text(request.error), errno_rule(request.kind, request.error).advice)};
 }
 
+bool repeats_read(Transfer& transfer) {
+  const IoRequest& request = transfer.request;
+  if (request.kind != IoKind::kRead || transfer.is_reread) return false;
+  transfer.is_reread =
+      request.error == 0 || errno_rule(request.kind, request.error).action == ErrnoAction::kReread;
+  return transfer.is_reread;
+}
+
 }  // namespace sluice

@@ -1,4 +1,5 @@
-// The error of a transfer that the queue could not complete. Any thread may call the function.
+// The error of a transfer that the queue could not complete, and whether it is repeated. Any thread
+// may call the functions.
 #pragma once
 
 #include <string>
@@ -13,5 +14,9 @@ struct Transfer;
 // comes from or goes to.
 // Requires: the transfer's request has an error.
 Error transfer_error(const Transfer& transfer, const std::string& subject);
+
+// Returns whether to read again after a fault. Data that was damaged only on its way comes whole
+// the second time. A transfer is read again once.
+bool repeats_read(Transfer& transfer);
 
 }  // namespace sluice

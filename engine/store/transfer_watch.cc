@@ -43,6 +43,11 @@ void TransferWatch::remove(const Transfer& transfer) {
   in_flight_.remove(transfer);
 }
 
+void TransferWatch::note(std::string line) {
+  const std::scoped_lock lock(mutex_);
+  if (notes_.size() < kWatchNotesMax) notes_.push_back(std::move(line));
+}
+
 std::vector<std::string> TransferWatch::take_notes() {
   const std::scoped_lock lock(mutex_);
   return std::exchange(notes_, {});

@@ -47,7 +47,10 @@ class TransferWatch {
   // that, it is possible that the transfers in flight never end.
   bool is_stuck() const { return is_stuck_.load(std::memory_order_acquire); }
 
-  // One line for each transfer that has become slow since the last call.
+  // Adds a line to the notes.
+  void note(std::string line);
+  // The lines since the last call: one for each transfer that has become slow, and those of note().
+  // Beyond 64, lines are left out.
   std::vector<std::string> take_notes();
 
  private:
