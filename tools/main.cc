@@ -236,6 +236,11 @@ int main(int argc, char** argv) {
   Commands commands;
   add_commands(app, commands);
   sluice::check_numbers(app);
+  sluice::refuse_empty_texts(app);
+  if (const auto word = sluice::option_without_value({argv, static_cast<std::size_t>(argc)})) {
+    sluice::warn("{} {} has no value; write it behind the \"=\"\n", error_mark(), *word);
+    return sluice::kExitUsage;
+  }
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty() && !commands.general.version)

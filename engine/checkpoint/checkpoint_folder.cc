@@ -44,7 +44,7 @@ constexpr const char* kLatest = "latest";
   throw Error(
       file_error_code(error, is_input ? ErrorCode::kInput : ErrorCode::kIo),
       fmt::format("checkpoint: {} of \"{}\" failed: {}; {}{}", what, path, errno_text(error),
-                  is_full ? "keep fewer checkpoints, or " : "", file_remedy(error)));
+                  is_full ? "remove old checkpoints, or " : "", file_remedy(error)));
 }
 
 UniqueFd open_file(const std::string& path, int flags) {

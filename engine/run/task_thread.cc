@@ -37,38 +37,28 @@ TaskThread::~TaskThread() {
   thread_.join();
 }
 
-// The thread that runs a batch looks for further tasks behind it.
+// The thread that runs a batch looks for further tasks behind it. Notifications are made under the
+// mutex: the task may be the last that the owner waits for before it destroys this object.
 void TaskThread::post(std::function<void()> task) {
-  bool is_running = false;
-  {
-    const std::scoped_lock lock(mutex_);
-    tasks_.push_back(std::move(task));
-    is_running = is_running_;
-  }
-  if (!is_running) posted_.notify_one();
+  const std::scoped_lock lock(mutex_);
+  tasks_.push_back(std::move(task));
+  if (!is_running_) posted_.notify_one();
 }
 
 void TaskThread::post_here(std::function<void()> task) {
-  bool is_left = false;
-  {
-    std::unique_lock lock(mutex_);
-    tasks_.push_back(std::move(task));
-    if (is_running_) return;
-    for (int batch = 0; batch < kBatchesMax && !tasks_.empty(); ++batch) run_batch(lock);
-    is_left = !tasks_.empty() || stopping_;
-  }
-  if (is_left) posted_.notify_one();
+  std::unique_lock lock(mutex_);
+  tasks_.push_back(std::move(task));
+  if (is_running_) return;
+  for (int batch = 0; batch < kBatchesMax && !tasks_.empty(); ++batch) run_batch(lock);
+  if (!tasks_.empty() || stopping_) posted_.notify_one();
 }
 
 void TaskThread::post_here_if_idle(std::function<void()> task) {
-  {
-    std::unique_lock lock(mutex_);
-    const bool is_idle = tasks_.empty() && !is_running_;
-    tasks_.push_back(std::move(task));
-    if (is_idle) run_batch(lock);
-    if (is_running_ || (tasks_.empty() && !stopping_)) return;
-  }
-  posted_.notify_one();
+  std::unique_lock lock(mutex_);
+  const bool is_idle = tasks_.empty() && !is_running_;
+  tasks_.push_back(std::move(task));
+  if (is_idle) run_batch(lock);
+  if (!is_running_ && (!tasks_.empty() || stopping_)) posted_.notify_one();
 }
 
 void TaskThread::run() {

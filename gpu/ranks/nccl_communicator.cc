@@ -291,7 +291,9 @@ std::string NcclCommunicator::failure() {
 void NcclCommunicator::abort() noexcept {
   const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
   std::unique_lock calling(calling_mutex_, std::defer_lock);
-  (void)calling.try_lock_for(kCallTime);
+  const auto end = std::chrono::steady_clock::now() + kCallTime;
+  while (!calling.try_lock() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(kPollInterval);
   const std::scoped_lock lock(mutex_);
   if (communicator_ == nullptr) return;
   (void)nccl_.abort(native(std::exchange(communicator_, nullptr)));

@@ -118,7 +118,7 @@ class NcclCommunicator {
 
   // Held during a call of NCCL that enqueues. Such a call may block until abort(), so abort() waits
   // for this mutex only for a while.
-  std::timed_mutex calling_mutex_;
+  std::mutex calling_mutex_;
 
   std::mutex mutex_;
   // Guarded by mutex_.

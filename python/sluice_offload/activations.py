@@ -16,6 +16,7 @@ Thread rule: one thread at a time, not always the same; reads and writes run on 
 """
 
 import concurrent.futures
+import copy
 import os
 import threading
 import warnings
@@ -243,7 +244,7 @@ class ActivationStore:
             file = saved.file = self._files[saved.number % len(self._files)]
             saved.offset = file.take(rounded(saved.nbytes))
         sums = self._verify_every != 0 and saved.number % self._verify_every == 0
-        saved.write = self._threads.submit(_write, file, source, saved.offset, sums, self.gpu)
+        saved.write = self._submit(_write, file, source, saved.offset, sums, self.gpu)
         self._writes.append((saved.write, saved.place()))
 
     def _begin_read(self, saved: _Saved) -> None:
@@ -258,7 +259,14 @@ class ActivationStore:
             saved.read.set_result(landing)
             return
         assert saved.file is not None and saved.write is not None
-        saved.read = self._threads.submit(_read, saved.file, rounded(saved.nbytes), saved.offset, saved.write, self.gpu, landing)
+        saved.read = self._submit(_read, saved.file, rounded(saved.nbytes), saved.offset,
+                                  saved.write, self.gpu, landing)
+
+    def _submit(self, call: "Callable[..., Any]", *arguments: Any,
+                ) -> "concurrent.futures.Future[Any]":
+        future = self._threads.submit(call, *arguments)
+        future.add_done_callback(_forget_frames)
+        return future
 
     def _unpack(self, saved: "_Saved | _InMemory") -> torch.Tensor:
         if isinstance(saved, _InMemory):
@@ -281,7 +289,7 @@ class ActivationStore:
         if not concurrent.futures.wait([read], self._timeout_s).done:
             saved.read = read  # still under way
             raise self._gave_up("cannot read", saved.place())
-        back = read.result()
+        back = _result(read)
         return saved.tensor(self.gpu.landed(back) if isinstance(back, Landing) and self.gpu is not None else back)
 
     def _give_back(self, saved: _Saved) -> None:
@@ -304,6 +312,25 @@ class ActivationStore:
             give(None)
         else:
             last.add_done_callback(give)  # no transfer may be under way when another tensor takes the place
+
+
+def _forget_frames(future: "concurrent.futures.Future[Any]") -> None:
+    """A failure waits for its reader in the future. The frames of its traceback would keep the
+    tensor that was to be moved."""
+    failure = None if future.cancelled() else future.exception()
+    while failure is not None:
+        failure.__traceback__ = None
+        failure = failure.__cause__ or failure.__context__
+
+
+def _result(future: "concurrent.futures.Future[Any]") -> Any:
+    """The future's own result. A failure is raised as an error of its own: the traceback of the
+    future's would keep the program's frames, the loss in them, its graph, and so the future itself,
+    and no collector sees into a graph."""
+    failure = future.exception()
+    if failure is not None:
+        raise copy.copy(failure) from failure.__cause__
+    return future.result()
 
 
 def _write(file: PageFile, source: "torch.Tensor | Room", offset: int, sums: bool, gpu: Optional[GpuCopies]) -> int:
@@ -329,7 +356,7 @@ def _read_into(memory: torch.Tensor, file: PageFile, offset: int, expected: int)
 def _read(file: PageFile, nbytes: int, offset: int, write: "concurrent.futures.Future[int]", gpu: Optional[GpuCopies],
           landing: Optional[Landing]) -> "torch.Tensor | Landing":
     """Reads, and begins to copy to the GPU, if it is for one."""
-    expected = write.result()
+    expected = _result(write)
     if gpu is None or landing is None:
         memory = new_memory(nbytes)
         _read_into(memory, file, offset, expected)

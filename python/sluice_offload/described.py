@@ -1,11 +1,12 @@
 """A torch optimizer as a description: its class, hyperparameters and groups, for an engine that does its work."""
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import nn
 
 from .errors import ArgumentError
+from .units import Units
 
 _TYPES = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.Adagrad: "adagrad", torch.optim.SGD: "sgd"}
 # The engine has none of these.
@@ -14,19 +15,21 @@ _OFF = ("amsgrad", "maximize", "differentiable", "nesterov", "dampening", "lr_de
 KEYS = ("type", "beta1", "beta2", "epsilon", "momentum", "weight_decay", "groups", "learning_rate")
 
 
-def describe(optimizer: torch.optim.Optimizer, model: nn.Module) -> "dict[str, Any]":
+def describe(optimizer: torch.optim.Optimizer, model: nn.Module,
+             units: Optional[Units] = None) -> "dict[str, Any]":
     """The config's `optimizer` section that does what `optimizer`, made over `model`'s parameters and not used yet, would.
-    Its groups become `groups`, in their order."""
+    Its groups become `groups`, in their order. `units`: the model's, whose names the engine knows;
+    without them, a parameter that stands in several places may have another name here."""
     name = type(optimizer).__name__
     if type(optimizer) not in _TYPES:
         raise ArgumentError(f"optimizer={name}: Sluice does the work of torch.optim's AdamW, Adam, Adagrad and SGD; for "
                             "Lion, write optimizer.type in the config")
-    if optimizer.state:
-        raise ArgumentError(f"this {name} has made steps already, and its moments would be lost; give a new one")
     _check(optimizer, name)
+    if _has_begun(optimizer):
+        raise ArgumentError(f"this {name} has made steps already, and its moments would be lost; give a new one")
     first = optimizer.param_groups[0]
     kind = "adamw" if first.get("decoupled_weight_decay") else _TYPES[type(optimizer)]
-    section: "dict[str, Any]" = {"type": kind, "groups": _groups(optimizer, model, name)}
+    section: "dict[str, Any]" = {"type": kind, "groups": _groups(optimizer, model, name, units)}
     if "betas" in first:
         section["beta1"], section["beta2"] = (float(beta) for beta in first["betas"])
     if "eps" in first:
@@ -36,8 +39,21 @@ def describe(optimizer: torch.optim.Optimizer, model: nn.Module) -> "dict[str, A
     return section
 
 
+def _has_begun(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether there is a state that would be lost. torch makes Adagrad's in the constructor: step
+    and sums of zero."""
+    if type(optimizer) is not torch.optim.Adagrad:
+        return bool(optimizer.state)
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return any(not value.is_meta and bool((value != 0).any()) for value in values)
+
+
 def _check(optimizer: torch.optim.Optimizer, name: str) -> None:
     first = optimizer.param_groups[0]
+    start = optimizer.defaults.get("initial_accumulator_value")  # torch heeds no group's own
+    if start:
+        raise ArgumentError(f"{name}: initial_accumulator_value={start} has no counterpart in "
+                            "Sluice, whose sums begin with 0; leave it out")
     for i, group in enumerate(optimizer.param_groups):
         for key in _OFF:
             if group.get(key):
@@ -48,9 +64,21 @@ def _check(optimizer: torch.optim.Optimizer, name: str) -> None:
                                     "differ in lr and weight_decay alone")
 
 
-def _groups(optimizer: torch.optim.Optimizer, model: nn.Module, name: str) -> "list[dict[str, Any]]":
+def _names(model: nn.Module, units: Optional[Units]) -> "dict[int, str]":
+    """The name of each parameter, by its id. Units look at lists of parameters before they look at
+    the modules beside them, so a parameter that is in both has another name there than torch's
+    first."""
     names = {id(parameter): full for full, parameter in model.named_parameters()}
-    missing = {full: None for full, parameter in model.named_parameters() if parameter.requires_grad and parameter.numel() > 0}
+    for unit in [] if units is None else units.units:
+        names.update((id(member.parameter), member.name) for member in unit.members)
+    return names
+
+
+def _groups(optimizer: torch.optim.Optimizer, model: nn.Module, name: str,
+            units: Optional[Units]) -> "list[dict[str, Any]]":
+    names = _names(model, units)
+    missing = {names[id(parameter)]: None for parameter in model.parameters()
+               if parameter.requires_grad and parameter.numel() > 0}
     groups = []
     for i, group in enumerate(optimizer.param_groups):
         found = []
@@ -71,11 +99,12 @@ def _groups(optimizer: torch.optim.Optimizer, model: nn.Module, name: str) -> "l
     return groups
 
 
-def take_over(settings: "dict[str, Any]", optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+def take_over(settings: "dict[str, Any]", optimizer: torch.optim.Optimizer, model: nn.Module,
+              units: Units) -> None:
     """Writes the description into a config that says nothing of an optimizer itself."""
     section = settings.setdefault("optimizer", {})
     both = [key for key in KEYS if key in section]
     if both:
         raise ArgumentError(f"the config says optimizer.{both[0]}, and a {type(optimizer).__name__} is given, too; leave one "
                             "of them out")
-    section.update(describe(optimizer, model))
+    section.update(describe(optimizer, model, units))

@@ -52,8 +52,8 @@ def remedy_of(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "check the folder and its mode, or name another")
 
 
-_HOW_TO_END_A_STEP = ("which a forward with gradients has begun: evaluate under torch.no_grad(), and call optimizer.step() first, "
-                      "which changes nothing where no backward() has come")
+_HOW_TO_END_A_STEP = ("which a forward with gradients has begun: optimizer.step() ends it with an update by the gradients that have "
+                      "come, and optimizer.zero_grad() without one; evaluate under torch.no_grad()")
 
 
 def in_a_step(call: str) -> ArgumentError:
@@ -67,6 +67,9 @@ def _in_words_of_torch(message: str) -> str:
         return "the optimizer is closed, and its engine is gone; make a new one"
     if message.endswith("a step or an inference is still active"):
         return (f"this works only between steps, and a step is under way, {_HOW_TO_END_A_STEP}")
+    if "gradient" in message and "not finite" in message:
+        return (f"{message}. A loss that reads parameters outside of their module's forward, such as a penalty on weights, and "
+                "create_graph=True give such gradients, too")
     return message
 
 

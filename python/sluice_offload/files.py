@@ -26,6 +26,7 @@ def _entries(model: nn.Module) -> "list[Any]":
     offloaded = getattr(model, "_sluice", None)
     if offloaded is None:
         raise ArgumentError(f"this {type(model).__name__} is not offloaded; torch's own state_dict() has its parameters")
+    offloaded.walk.end_idle_step()
     if offloaded.walk.active is not None:
         raise in_a_step("the parameters cannot be read")
     engine = offloaded.engine

@@ -18,7 +18,9 @@ always the same.
 
 import contextlib
 import sys
+import threading
 import warnings
+import weakref
 from functools import partial
 from typing import Any, Callable, Optional
 
@@ -59,6 +61,24 @@ class _Hook:
         raise NOT_COPIED
 
 
+class _TakesGradient:
+    """A hook of a parameter. torch keeps it where Python's collector does not look, so it does not keep the model."""
+
+    __slots__ = ("walk", "_at")
+
+    def __init__(self, walk: "Walk", at: int) -> None:
+        self.walk, self._at = weakref.ref(walk), at
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        walk = self.walk()
+        if walk is not None:
+            walk._take_gradient(*walk._taken[self._at], parameter)
+
+
+class _OtherThread(ArgumentError):
+    """Raised before anything has begun, so that the hooks behind it leave everything as it is."""
+
+
 class _BackwardBegins:
     """A hook on a module's outputs: the first gradient that comes in a backward pass begins the module's own. As
     register_multi_grad_hook(mode="any"), which takes five times as long."""
@@ -96,6 +116,7 @@ class Walk:
         self._keeping: Any = None           # the context in which autograd gives its tensors to `activations`
         self.leases = units.leases
         self.announcements = self._announcements()
+        engine.end_idle_step = self.end_idle_step
         self._places: "dict[tuple[int, int], int]" = {}  # with local units: by site and unit, the places of trained parameters
         if isinstance(self.announcements, DividedAnnouncements):
             for site in units.sites:
@@ -116,6 +137,13 @@ class Walk:
         self._views: "dict[tuple[int, int], torch.Tensor]" = {}
         self._warned = engine.dtype != torch.float32  # of autocast
         self._handles: "list[Any]" = []
+        self._taken: "list[tuple[Unit, Member]]" = []  # by hook of a parameter
+        self._thread = 0                    # in which the outermost module or the backward runs
+        # By unit: a module's write to these in its own forward would stay or be lost by placement.
+        self._values = [[(member, member.at(owner)[attribute]) for member in unit.members for owner, attribute in member.owners
+                         if not member.at(owner)[attribute].is_inference()] for unit in units.units]
+        if "torch._dynamo" in sys.modules:  # graphs that were compiled for these classes have no hooks
+            torch._dynamo.reset()
         # In every place: whether they are trained, and what shows when a program has put others there.
         self._parameters: "list[tuple[Member, bool, torch.Tensor, dict[str, Any], str, int]]" = []
         for site in units.sites:
@@ -145,7 +173,8 @@ class Walk:
         self._handles.append(site.module.register_forward_hook(ends, always_call=True))
 
     def _watch_gradient(self, unit: Unit, member: Member, parameter: Any) -> None:
-        self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._take_gradient, unit, member)))
+        self._handles.append(parameter.register_post_accumulate_grad_hook(_TakesGradient(self, len(self._taken))))
+        self._taken.append((unit, member))
 
     # --- Steps and inferences.
 
@@ -153,9 +182,15 @@ class Walk:
         """The outermost module that is called begins what it needs."""
         if self.depth == 0:
             self._recover()
+            self._thread = threading.get_ident()
             self._failure_before = sys.exc_info()[1]
             self._begin(torch.is_grad_enabled())
         self.depth += 1
+
+    def _require_own_thread(self) -> None:
+        if (self.depth > 0 or self.in_backward) and self._thread != threading.get_ident() and self._thread in sys._current_frames():
+            raise _OtherThread("another thread is in the forward or backward of this offloaded model, which one thread at a time may use; "
+                               "evaluate between its steps, or put a lock around both")
 
     def _leave(self) -> None:
         self.depth -= 1
@@ -199,7 +234,7 @@ class Walk:
     def check_gradients(self) -> None:
         """Raises where torch's optimizer would use a gradient that the engine has not seen, or would leave a parameter alone that the
         engine updates."""
-        require_no_hooks_of_tied(self.units, lambda hook: isinstance(hook, partial) and hook.func == self._take_gradient)
+        require_no_hooks_of_tied(self.units, lambda hook: isinstance(hook, _TakesGradient) and hook.walk() is self)
         for member, is_trained, parameter, places, attribute, storage in self._parameters:
             if places.get(attribute) is not parameter or parameter.untyped_storage()._cdata != storage:
                 raise ArgumentError(f"{member.name} is another tensor than in offload(), or has other memory, and the engine trains the "
@@ -210,8 +245,8 @@ class Walk:
                                     "offload(); optimizer.zero_grad() removes it")
             if parameter.requires_grad != is_trained:
                 raise ArgumentError(f"{member.name} was {'trained' if is_trained else 'frozen'} in offload() and is not any more: which "
-                                    "parameters are trained is fixed there. Save, close() the optimizer, and offload the model "
-                                    "anew; an lr and a weight_decay of 0 in optimizer.groups keep a parameter as it is")
+                                    "parameters are trained is fixed there. Save, make the model anew, and offload that with "
+                                    "restore=; an lr and a weight_decay of 0 in optimizer.groups keep a parameter as it is")
 
     def drop_gradients(self) -> None:
         """Those that torch has, from a backward that has failed or from the program: the next backward would add to them."""
@@ -276,6 +311,12 @@ class Walk:
             self.announcements.forget()
         self.active, self.has_gradients = None, False
         self.engine.abandon_step()
+
+    def end_idle_step(self) -> None:
+        """Ends a step that has had forwards alone, as optimizer.step() would. A backward of its graph begins another."""
+        is_idle = self.active == FORWARD and self.depth == 0 and not self.has_gradients and not self.in_backward
+        if is_idle and self.announcements is None:
+            self.abandon()
 
     # --- Leases.
 
@@ -352,7 +393,7 @@ class Walk:
     def _enter_backward(self) -> None:
         if self.in_backward:
             return
-        self.in_backward = True
+        self.in_backward, self._thread = True, threading.get_ident()
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
         if self.active == FORWARD and self.announcements is not None:
             self.announcements.backward_begins()
@@ -368,6 +409,7 @@ class Walk:
     def _root_begins(self, module: nn.Module, args: Any) -> None:
         if _graph_task() != -1:
             return
+        self._require_own_thread()
         self.depth = 0  # an interrupt may have kept it from getting there
         self._enter()
         if self.activations is not None and self.active == FORWARD and torch.is_grad_enabled():
@@ -375,7 +417,7 @@ class Walk:
             self._keeping.__enter__()
 
     def _root_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if _graph_task() == -1:
+        if _graph_task() == -1 and not isinstance(sys.exc_info()[1], _OtherThread):
             self.stop_keeping()
             self._leave()
 
@@ -387,16 +429,19 @@ class Walk:
 
     def _site_begins(self, site: Site, module: nn.Module, args: Any) -> None:
         """Leaves the inputs as they are, so that the module may change them in place as far as torch lets it."""
-        site.first_node, site.failure_before = _next_node(), sys.exc_info()[1]
         if _graph_task() != -1:  # computed again for backward, by a checkpoint
+            site.first_node, site.failure_before = _next_node(), sys.exc_info()[1]
             self._lend_backward(site)
             return
+        self._require_own_thread()
+        site.first_node, site.failure_before = _next_node(), sys.exc_info()[1]
         self._enter()
         assert self.active is not None
         if not self._warned:
             self._warn_of_autocast()
         for unit in site.units:
             self._lend(unit, self.active)
+        site.versions = [tensor._version for unit in site.units for _, tensor in self._values[unit.index]]
 
     def _warn_of_autocast(self) -> None:
         """Looks here and not where the model begins: transformers and accelerate turn it on in the model's forward."""
@@ -406,20 +451,32 @@ class Walk:
                           "use parameters of bf16 without autocast", stacklevel=2)
 
     def _site_ends(self, site: Site, module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(sys.exc_info()[1], _OtherThread):
+            return
         has_failed = sys.exc_info()[1] not in (None, site.failure_before)
         site.failure_before = None  # whose traceback holds the tensors of its frames
         if _graph_task() != -1:
             if torch.is_grad_enabled() and not has_failed:  # a reentrant one makes its graph now
                 self._watch_outputs(site, output)
             return
+        written = None if has_failed else self._written_in(site)
         for unit in site.units:
             held = self.held.get(unit.index)
             if held is not None and held.which != BACKWARD:
                 self._release(unit.index)
         trains = self.active == FORWARD and torch.is_grad_enabled() and not has_failed
         self._leave()
+        if written is not None:
+            raise ArgumentError(f"{written} was changed in its module's forward, where an offloaded model lends values: the change would "
+                                "stay in some places and be lost in others. Keep what changes there in a buffer, compute the changed "
+                                "weight without writing it back, or change it between steps with load_state_dict()")
         if trains:
             self._watch_outputs(site, output)
+
+    def _written_in(self, site: Site) -> "Optional[str]":
+        """The name of a parameter that the module's forward has written to."""
+        named = [named for unit in site.units for named in self._values[unit.index]]
+        return next((member.name for (member, tensor), version in zip(named, site.versions) if tensor._version != version), None)
 
     def _watch_outputs(self, site: Site, output: Any) -> None:
         """Watches what the module has computed. An input that it gives back is another's output, whose lease a second hook
@@ -487,6 +544,3 @@ class Walk:
         if self.active == FORWARD and self.announcements is not None:
             self.announcements.backward_ends()
 
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()

@@ -18,13 +18,14 @@ from torch import nn
 from .buffers import kept_buffers, take_buffers
 from .deepspeed import add_keys, convert_buffers, leave_checkpoints, read_any_config
 from .described import describe
-from .engine import Config
+from .engine import Config, names_type
 from .errors import ArgumentError
 from .files import replace_file
 from .offload import offload
 from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule, names_schedule
 from .schedulers import packed, rebind_scheduler, unpacked
+from .units import Units, find_units
 
 logger = logging.getLogger("sluice_offload")
 _LATEST = "latest"
@@ -66,7 +67,8 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
         optimizer = optimizer([p for p in model.parameters() if p.requires_grad] if model_parameters is None
                               else model_parameters)
     elif optimizer is None and model_parameters is not None:
-        _take_groups(settings, model, model_parameters, is_deepspeed)
+        units = _units_of(model, settings, options)
+        _take_groups(settings, model, model_parameters, is_deepspeed, units)
     has_schedule = names_schedule(settings, is_deepspeed)
     if has_schedule and (optimizer is not None or lr_scheduler is not None):
         raise ArgumentError("the config has a schedule of the learning rate, which is for the config's own optimizer, and "
@@ -97,13 +99,26 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     return engine, ours, loader, scheduler
 
 
-def _take_groups(settings: "dict[str, Any]", model: nn.Module, parameters: "Iterable[Any]", is_deepspeed: bool) -> None:
+def _units_of(model: nn.Module, settings: "dict[str, Any]", options: "dict[str, Any]",
+              ) -> Optional[Units]:
+    """Those that offload() will find with these options. None for a model that it will refuse."""
+    if hasattr(model, "_sluice"):
+        return None
+    kinds = {key: tuple(options[key]) for key in ("units", "announced", "local")
+             if options.get(key) is not None}
+    options.update(kinds)  # an iterator can be read only once
+    return find_units(model, keeps_types=not names_type(settings), **kinds)
+
+
+def _take_groups(settings: "dict[str, Any]", model: nn.Module, parameters: "Iterable[Any]",
+                 is_deepspeed: bool, units: Optional[Units]) -> None:
     """Takes decays and rates from the param_groups of model_parameters."""
     section = settings.setdefault("optimizer", {})
     entries = [entry[1] if isinstance(entry, tuple) else entry for entry in parameters]
     given = [dict(entry) for entry in entries if isinstance(entry, Mapping)] or [{"params": entries}]
     probe = torch.optim.AdamW([{"params": list(group["params"])} for group in given])
-    groups = [{"tensors": group["tensors"]} for group in describe(probe, model)["groups"]]  # or an error of coverage
+    described = describe(probe, model, units)  # or an error of coverage
+    groups = [{"tensors": group["tensors"]} for group in described["groups"]]
     if not any(set(group) & {"lr", "weight_decay"} for group in given):
         return
     for made, group in zip(groups, given):

@@ -52,6 +52,20 @@ def auto_values(trainer: "pl.Trainer", optimizer: torch.optim.Optimizer) -> "dic
     return values | ({} if size is None else {"batch": int(size)})
 
 
+def _refuse_averages(trainer: "pl.Trainer") -> None:
+    """Lightning's callbacks of averages read parameters where they are poison, and write where that
+    ends the process."""
+    names = ("StochasticWeightAveraging", "WeightAveraging")  # not every Lightning has the second
+    kinds = tuple(getattr(pl.callbacks, name) for name in names if hasattr(pl.callbacks, name))
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, kinds):
+            raise ArgumentError(
+                f"{type(callback).__name__} reads and writes the module's parameters between steps, "
+                "where an offloaded module has none; leave it out, and average in a callback of "
+                "your own: read the parameters inside of `with sluice_offload.gathered(module):`, "
+                "and give the module the averages by module.load_state_dict()")
+
+
 class SluiceStrategy(ParallelStrategy):
     """One process, on the CPU or a GPU, or several, which share the state as sharding.stage of the config says.
     configure_optimizers returns one of torch.optim's AdamW, Adam, Adagrad or SGD, whose hyperparameters, groups and schedulers
@@ -137,6 +151,7 @@ class SluiceStrategy(ParallelStrategy):
     # --- Offloading.
 
     def setup_optimizers(self, trainer: "pl.Trainer") -> None:
+        _refuse_averages(trainer)
         super().setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise ArgumentError(f"configure_optimizers returned {len(self.optimizers)} optimizers; Sluice trains with one")

@@ -5,8 +5,9 @@ import ctypes as C
 import faulthandler
 import json
 import os
+import weakref
 import zlib
-from typing import Any, Callable, ContextManager, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
@@ -28,6 +29,8 @@ from .storage import Storages, UnitStorage
 from .units import Member, Unit, Units, find_units, rounded_text
 
 Values = "Mapping[str, torch.Tensor] | Callable[[str], torch.Tensor]"
+# By module that owns tensors of an offloaded model: that model, weakly.
+_wholes: "weakref.WeakKeyDictionary[nn.Module, Any]" = weakref.WeakKeyDictionary()
 
 
 class _Offloaded:
@@ -126,7 +129,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         matching_buffers(model, values, found)
     place = place_of(((member.name, member.parameter) for unit in found.units for member in unit.members), device)
     if optimizer is not None:
-        take_over(settings, optimizer, model)
+        take_over(settings, optimizer, model, found)
     if norm_group is not None:
         require_member(norm_group, "norm_group")
     world = find_world(_rank_timeout(settings), process_group)
@@ -182,6 +185,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
                        place.device)
     _show_crashes()
     object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages, walk.gathered, walk.is_lent), walk))
+    _wholes.update((owner, weakref.ref(model)) for unit in found.units for member in unit.members
+                   for owner, _ in member.owners)
     return made
 
 
@@ -208,11 +213,34 @@ def _join(norm_group: Any, counted_elsewhere: "Iterable[torch.Tensor]", units: U
 
 def gathered(model: nn.Module, what: "nn.Module | Iterable[torch.Tensor] | None" = None) -> "ContextManager[None]":
     """Inside of it, parameters of the offloaded `model` can be read: all of them, or those of `what`, a module or
-    parameters (whole units at a time). They are copies in host memory; a change of one is an error."""
+    parameters (whole units at a time). They are copies in host memory; a change of one is an error.
+    `model` may also be a part of an offloaded one, or contain some. Others are left as they are."""
     offloaded = getattr(model, "_sluice", None)
-    if offloaded is None:
+    if offloaded is not None:
+        return offloaded.gatherer.gathered(what)
+    wholes = _wholes_of(model)
+    if not wholes:
         return contextlib.nullcontext()
-    return offloaded.gatherer.gathered(what)
+    if what is None:
+        what = model
+    return _gathered_of(wholes, what if isinstance(what, nn.Module) else list(what))
+
+
+def _wholes_of(model: nn.Module) -> "list[nn.Module]":
+    """The offloaded models of which `model` has parts, each once."""
+    known = [_wholes[module]() for module in model.modules() if module in _wholes]
+    return list({id(whole): whole for whole in known if whole is not None}.values())
+
+
+@contextlib.contextmanager
+def _gathered_of(wholes: "list[nn.Module]", what: "nn.Module | list[torch.Tensor]",
+                 ) -> "Iterator[None]":
+    with contextlib.ExitStack() as stack:
+        for whole in wholes:
+            gatherer: Gatherer = whole._sluice.gatherer  # type: ignore[union-attr, assignment]
+            if gatherer.has(what):
+                stack.enter_context(gatherer.gathered(what))
+        yield
 
 
 def managed_places(model: nn.Module) -> "set[tuple[int, str]]":

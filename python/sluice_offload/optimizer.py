@@ -268,7 +268,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
         return self._engine.saved(waits=True)
 
     def _require_no_step(self, call: str) -> None:
-        if self._walk is not None and self._walk.active is not None:
+        if self._walk is None:
+            return
+        self._walk.end_idle_step()
+        if self._walk.active is not None:
             raise in_a_step(f"{call}()")
 
     @property
@@ -301,6 +304,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         for group, values in zip(self.param_groups, groups or []):
             group.update(values)
         self.application = application
+        self._opt_called = True  # schedulers that are stepped to this place need no step() before
 
     def _require_same_opaque(self, saved: Any) -> None:
         """Raises ArgumentError where a checkpoint's text names another type or shape of an opaque tensor, whose bytes would mean

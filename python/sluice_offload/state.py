@@ -102,6 +102,11 @@ class Gatherer:
                  is_lent: "Callable[[int], bool]") -> None:
         """`shown`: addresses of copies, by unit, to which the end of a lease goes back. `is_lent`: whether a unit shows its lease."""
         self.units, self._engine, self._storages, self._shown, self._is_lent = units, engine, storages, shown, is_lent
+        self._copies: "dict[int, list[int]]" = {}  # by unit, addresses; the newest is shown
+
+    def has(self, what: "nn.Module | Iterable[torch.Tensor]") -> bool:
+        """Whether any of these is a tensor of a unit."""
+        return bool(self._wanted(what))
 
     def _wanted(self, what: "nn.Module | Iterable[torch.Tensor] | None") -> "list[Unit]":
         if what is None:
@@ -119,19 +124,34 @@ class Gatherer:
         copies = [self._copy(unit) for unit in units]
         try:
             for unit, copied in zip(units, copies):
-                self._shown[unit.index] = copied.data_ptr()
-                self._storages[unit.index].attach(copied.data_ptr())
+                self._copies.setdefault(unit.index, []).append(copied.data_ptr())
+                self._show(unit.index)
             sums = [self._storages[unit.index].digest() for unit in units]
             yield
             changed = [unit.name for unit, before in zip(units, sums) if self._storages[unit.index].digest() != before]
         finally:
-            for unit in units:
-                self._shown.pop(unit.index, None)
-                if not self._is_lent(unit.index):  # by a forward inside, whose step goes on
-                    self._storages[unit.index].detach()
+            for unit, copied in zip(units, copies):
+                others = self._copies.get(unit.index, [])
+                if copied.data_ptr() in others:
+                    others.remove(copied.data_ptr())
+                self._show(unit.index)
         if changed:
             raise SluiceError(f"parameters of {', '.join(changed)} were changed inside of gathered(), which gives copies; "
                               "the engine's own are as before")
+
+    def _show(self, index: int) -> None:
+        """The unit's newest copy, which may be that of a gathered() around; without any, poison."""
+        copies = self._copies.get(index)
+        if copies:
+            self._shown[index] = copies[-1]
+        else:
+            self._shown.pop(index, None)
+        if self._is_lent(index):  # by a forward inside, whose step goes on
+            return
+        if copies:
+            self._storages[index].attach(copies[-1])
+        else:
+            self._storages[index].detach()
 
     def _copy(self, unit: Unit) -> torch.Tensor:
         size = self._engine.dtype.itemsize

@@ -200,7 +200,7 @@ class GpuCopyStorage(UnitStorage):
 
 class MixedStorage(UnitStorage):
     """A unit that the engine keeps in fp32, of which computation sees some parameters in 16 bits: those are copied into a place of
-    their own, and rounded to the nearest number, ties to even, as the engine itself makes parameters of 16 bits from masters.
+    their own, and rounded to the nearest number, ties to even, as torch rounds. (In a model of bf16 alone the engine rounds ties away from zero.)
     `copy`: where they go. `ranges`: begin and end of these parameters, in elements. `name`: the unit's, for messages."""
 
     def __init__(self, exact: UnitStorage, copy: "CopyStorage | GpuCopyStorage", rounded: torch.dtype, ranges: "Sequence[tuple[int, int]]",

@@ -767,7 +767,7 @@ def test_a_closed_optimizer_says_so(config):
 
 def test_reading_values_inside_a_step_says_what_to_do(pair):
     _, model, _, optimizer = pair
-    model(batch(0)[0])
+    model(*batch(0)).backward()
     with pytest.raises(sluice.ArgumentError, match="a step is under way.*torch.no_grad"):
         model.state_dict()
     optimizer.zero_grad()

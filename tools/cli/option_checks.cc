@@ -87,6 +87,20 @@ CLI::Validator between(double least, double most) {
   return {check, fmt::format("[{:g}, {:g}]", least, most)};
 }
 
+CLI::Validator one_of(std::vector<std::pair<std::string, int>> values) {
+  std::string names;
+  for (const auto& [name, number] : values) names += (names.empty() ? "" : ",") + name;
+  const auto change = [values = std::move(values), names](std::string& text) -> std::string {
+    for (const auto& [name, number] : values) {
+      if (CLI::detail::to_lower(text) != CLI::detail::to_lower(name)) continue;
+      text = std::to_string(number);
+      return {};
+    }
+    return fmt::format("\"{}\" is none of {}", text, names);
+  };
+  return {change, "{" + names + "}"};
+}
+
 CLI::Validator is_size() {
   const auto check = [](std::string& text) -> std::string {
     try {
@@ -115,6 +129,26 @@ void check_numbers(CLI::App& app) {
     if (has_type(*option, "FLOAT")) add_first(*option, check_finite);
   }
   for (CLI::App* const command : app.get_subcommands({})) check_numbers(*command);
+}
+
+void refuse_empty_texts(CLI::App& app) {
+  const auto check = [](const std::string& text) -> std::string {
+    return text.empty() ? "it is empty; give a value, or leave the option out" : "";
+  };
+  for (CLI::Option* const option : app.get_options()) {
+    if (option->get_items_expected_max() > 0 && !option->get_name().ends_with("prompt"))
+      option->check(CLI::Validator(check, ""));
+  }
+  for (CLI::App* const command : app.get_subcommands({})) refuse_empty_texts(*command);
+}
+
+std::optional<std::string> option_without_value(std::span<const char* const> words) {
+  for (const std::string_view word : words) {
+    if (word == "--") break;
+    if (word.size() > 3 && word.starts_with("--") && word.find('=') == word.size() - 1)
+      return std::string(word);
+  }
+  return std::nullopt;
 }
 
 }  // namespace sluice

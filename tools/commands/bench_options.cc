@@ -26,20 +26,14 @@ void add_bench_adam(CLI::App& bench, BenchAdamOptions& options) {
   adam->add_option(
           "--input", options.input,
           "plain; unaligned: arrays begin one element after a page; denormal: tiny gradients")
-      ->transform(CLI::CheckedTransformer(
-                      std::map<std::string, BenchInput>{{"plain", BenchInput::kPlain},
-                                                        {"unaligned", BenchInput::kUnaligned},
-                                                        {"denormal", BenchInput::kDenormal}},
-                      CLI::ignore_case)
-                      .description("{plain,unaligned,denormal}"));
+      ->transform(one_of({{"plain", static_cast<int>(BenchInput::kPlain)},
+                          {"unaligned", static_cast<int>(BenchInput::kUnaligned)},
+                          {"denormal", static_cast<int>(BenchInput::kDenormal)}}));
   adam->add_option("--state", options.moments,
                    "Numbers in which the moments are kept, as optimizer.state")
-      ->transform(CLI::CheckedTransformer(
-                      std::map<std::string, OptimizerState>{{"fp32", OptimizerState::kFp32},
-                                                            {"bf16", OptimizerState::kBf16},
-                                                            {"8bit", OptimizerState::k8bit}},
-                      CLI::ignore_case)
-                      .description("{fp32,bf16,8bit}"));
+      ->transform(one_of({{"fp32", static_cast<int>(OptimizerState::kFp32)},
+                          {"bf16", static_cast<int>(OptimizerState::kBf16)},
+                          {"8bit", static_cast<int>(OptimizerState::k8bit)}}));
   add_output(adam, "--json", options.json_file, "Write every figure");
   add_output(adam, "--plot", options.plot_file, "Draw the figures, as SVG");
   adam->add_flag("--quiet", options.quiet, "Print nothing but errors");

@@ -123,8 +123,13 @@ int run_config_rates(const ConfigShowOptions& options) {
 }
 
 int run_config_diff(const ConfigDiffOptions& options) {
-  const ConfigSource before = read_config_source(options.before, options.values, {});
-  const ConfigSource after = read_config_source(options.after, options.values, {});
+  // The values are for the one that is a DeepSpeed file.
+  const auto read = [&](const std::string& argument) {
+    const bool is_deepspeed = is_deepspeed_file(config_text(argument));
+    return read_config_source(argument, is_deepspeed ? options.values : DeepspeedValues{}, {});
+  };
+  const ConfigSource before = read(options.before);
+  const ConfigSource after = read(options.after);
   std::size_t count = 0;
   for (const std::string& key : config_keys()) {
     const std::string old_value = before.document.json_of(key);

@@ -42,6 +42,7 @@ ConfigDocument document_of(const PlanOptions& options) {
   values.ranks = options.ranks;
   if (!options.config_file.empty())
     return read_config_source(options.config_file, values, options.assignments).document;
+  refuse_deepspeed_values(values, "an empty config");
   ConfigDocument document("{}", "no config");
   for (const std::string& assignment : options.assignments) document.set(assignment);
   return document;
@@ -95,8 +96,21 @@ void check_blocks(const ModelSpec& model, const PlanOptions& options, const Conf
 
 // Settles the budgets that are not given.
 void settle(PlanSubject& subject, const PlanOptions& options, Config& engine) {
-  if (!options.gpu.empty() && !engine.memory.device_bytes)
-    engine.memory.device_bytes = device_budget(gpu_preset(options.gpu), subject, options);
+  if (!options.gpu.empty()) {
+    const GpuPreset& gpu = gpu_preset(options.gpu);
+    const std::uint64_t budget_bytes = device_budget(gpu, subject, options);
+    if (engine.memory.device_bytes.value_or(0) > budget_bytes)
+      throw Error(
+          ErrorCode::kOutOfMemory,
+          fmt::format("does not fit: memory.device is {}, the activations of {:.0f} tokens "
+                      "take {}, the driver {}, and a {} has {}; set memory.device to at "
+                      "most {}, or give fewer --tokens",
+                      format_bytes(*engine.memory.device_bytes),
+                      subject.tokens / subject.request.micro_batches,
+                      format_bytes(subject.activation_bytes), format_bytes(kGpuContextBytes),
+                      gpu.name, format_bytes(gpu.memory_bytes), format_bytes(budget_bytes)));
+    if (!engine.memory.device_bytes) engine.memory.device_bytes = budget_bytes;
+  }
   if (!options.host_memory.empty()) {
     const std::uint64_t bytes = parse_size(options.host_memory);
     if (bytes < 1_MiB)

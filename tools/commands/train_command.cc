@@ -273,11 +273,11 @@ class TrainRun {
 
   void say_how_to_go_on() const {
     if (checkpoints_.has_store())
-      warn("sluice: step {} is committed to the store \"{}\"; go on with: {}\n",
-           *engine_.committed_step(), config_.engine.storage.state.name, checkpoints_.command());
+      warn("sluice: step {} is committed to the store \"{}\"; {}\n", *engine_.committed_step(),
+           config_.engine.storage.state.name, checkpoints_.how_to_go_on());
     else if (checkpoints_.is_on())
-      warn("sluice: step {} is saved in \"{}\"; go on with: {}\n", steps_ended_,
-           checkpoints_.saved_path(), checkpoints_.command());
+      warn("sluice: step {} is saved in \"{}\"; {}\n", steps_ended_, checkpoints_.saved_path(),
+           checkpoints_.how_to_go_on());
   }
 
   void write_outputs(FirstFailure& failures) {

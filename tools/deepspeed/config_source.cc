@@ -59,7 +59,9 @@ ConfigSource read_config_source(const std::string& argument, DeepspeedValues val
     for (const std::string& assignment : assignments) document.set(assignment);
     return document;
   };
-  if (!is_deepspeed_file(text))
+  const bool is_deepspeed = is_deepspeed_file(text);
+  if (!is_deepspeed) refuse_deepspeed_values(values, name);
+  if (!is_deepspeed)
     return {.document = assigned(ConfigDocument(text, name)), .report = std::nullopt};
   take_assignments(values, assignments);
   const auto launch = find_launch([](const char* variable) { return std::getenv(variable); });
@@ -69,6 +71,29 @@ ConfigSource read_config_source(const std::string& argument, DeepspeedValues val
     throw Error(ErrorCode::kConfig, refusals(imported.report, name));
   return {.document = assigned(ConfigDocument(imported.config, name + " (imported)")),
           .report = std::move(imported.report)};
+}
+
+void refuse_deepspeed_values(const DeepspeedValues& values, const std::string& name) {
+  const auto refuse = [&name](const char* option, const std::string& key) {
+    throw Error(ErrorCode::kConfig,
+                fmt::format("{} is a value for \"auto\" in a DeepSpeed file, and {} is a config of "
+                            "Sluice; give --set {} instead",
+                            option, name, key));
+  };
+  const auto number = [&refuse](const char* option, const char* key, const auto& value) {
+    if (value) refuse(option, fmt::format("{}={}", key, *value));
+  };
+  number("--batch", "batch.sequences", values.batch);
+  number("--micro-batches", "batch.micro_batches", values.micro_batches);
+  number("--lr", "optimizer.learning_rate", values.learning_rate);
+  number("--eps", "optimizer.epsilon", values.epsilon);
+  number("--weight-decay", "optimizer.weight_decay", values.weight_decay);
+  number("--clip-norm", "optimizer.clip_norm", values.clip_norm);
+  number("--warmup-steps", "optimizer.warmup_steps", values.warmup_steps);
+  if (values.betas.size() == 2)
+    refuse("--betas", fmt::format("optimizer.beta1={} --set optimizer.beta2={}", values.betas[0],
+                                  values.betas[1]));
+  if (!values.precision.empty()) refuse("--precision", "precision.parameters=" + values.precision);
 }
 
 std::string name_of_source(const std::string& argument) {

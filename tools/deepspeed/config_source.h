@@ -26,9 +26,14 @@ struct ConfigSource {
 // replace values that are "auto". If a launcher started several ranks, the number of these ranks
 // replaces `values.ranks`.
 // Fails with kInput if the file cannot be read. Fails with kConfig if the config or an assignment
-// is wrong. For a DeepSpeed file, one message lists all keys that are refused.
+// is wrong, or if `values` has a value from an option and the file is a config of Sluice. For a
+// DeepSpeed file, one message lists all keys that are refused.
 ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
                                 const std::vector<std::string>& assignments);
+
+// Fails with kConfig if `values` has a value from an option that only a DeepSpeed file has a use
+// for. `name` names the config of Sluice that was given instead.
+void refuse_deepspeed_values(const DeepspeedValues& values, const std::string& name);
 
 // Returns the name that messages use for the config in `argument`. The name of a base64 text is
 // short, because the text itself would be too long.

@@ -83,7 +83,8 @@ ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
 }
 
 std::string config_text(const std::string& argument) {
-  if (!std::filesystem::exists(argument)) {
+  std::error_code error;  // a text in base64 is longer than names may be
+  if (!std::filesystem::exists(argument, error)) {
     const std::optional<std::string> bytes = decoded(argument);
     if (bytes && bytes->find('{') != std::string::npos) return *bytes;
   }

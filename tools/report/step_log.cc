@@ -127,7 +127,7 @@ void StepLog::accept() noexcept {
 
 void StepLog::add(const StepRecord& step) {
   pending_ = step;
-  if (is_due(step)) write(step);
+  if (is_due(step) || step.validation_loss) write(step);
 }
 
 void StepLog::write(const StepRecord& step) {

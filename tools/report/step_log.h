@@ -57,8 +57,8 @@ nlohmann::ordered_json json_of(const StepRecord& step);
 
 class StepLog {
  public:
-  // The log contains the last step, and every step whose number is a multiple of `every`. The files
-  // must outlive the log.
+  // The log contains the last step, every step whose number is a multiple of `every`, and every
+  // step with a validation loss. The files must outlive the log.
   StepLog(OutputFile& csv, OutputFile& json_lines, std::uint64_t every);
 
   bool is_due(const StepRecord& step) const { return step.step % every_ == 0; }

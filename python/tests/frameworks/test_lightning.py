@@ -251,6 +251,50 @@ def test_what_is_refused(tmp_path):
             Module(tiny()), torch.utils.data.DataLoader(DATA, batch_size=None))
 
 
+AVERAGES = {"StochasticWeightAveraging": {"swa_lrs": 1e-3}, "WeightAveraging": {},
+            "EMAWeightAveraging": {}}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_callbacks_of_averages_are_refused(tmp_path, name):
+    """They would average poison, and end the process where they write."""
+    if not hasattr(pl.callbacks, name):
+        pytest.skip(f"this Lightning has no {name}")
+    callback = getattr(pl.callbacks, name)(**AVERAGES[name])
+    strategy = strategy_of(tmp_path)
+    words = f"^{name} reads and writes.*leave it out.*gathered.module.*load_state_dict"
+    with pytest.raises(sluice.ArgumentError, match=words):
+        fit(tmp_path, tiny(), strategy, 2, callbacks=[callback], enable_checkpointing=False)
+    assert strategy.offloaded is None
+
+
+def test_averages_by_a_callback_of_the_programs_own(tmp_path):
+    """The remedy that the message names."""
+    class Average(pl.Callback):
+        def __init__(self):
+            self.sums, self.count = None, 0
+
+        def on_train_batch_end(self, made, module, *_):
+            if made.fit_loop.epoch_loop.batch_progress.current.ready % 2:
+                return  # in the middle of a step
+            with sluice.gathered(module):
+                values = [parameter.detach().clone() for parameter in module.net.parameters()]
+            self.sums = values if self.sums is None else [a + b for a, b in zip(self.sums, values)]
+            self.count += 1
+
+        def on_train_end(self, made, module):
+            names = [name for name, _ in module.net.named_parameters()]
+            averages = {name: total / self.count for name, total in zip(names, self.sums)}
+            module.net.load_state_dict(averages, strict=False)
+    found = []
+    for strategy in ("auto", strategy_of(tmp_path)):
+        module, made = fit(tmp_path, tiny(tied=False), strategy, 3, callbacks=[Average()],
+                           enable_checkpointing=False, limit_val_batches=0)
+        found.append({name: value.clone() for name, value in module.state_dict().items()})
+    assert all(torch.allclose(value, found[1][name], atol=2e-5) for name, value in found[0].items())
+    made.strategy.offloaded.close()
+
+
 def test_where_it_computes(tmp_path, monkeypatch):
     """Each process on its own GPU of those that the Trainer names. The model goes there unit by unit, not as a whole."""
     strategy = sluice.lightning.SluiceStrategy(small(tmp_path), placement="nvme", units=[Block])

@@ -302,7 +302,7 @@ TEST_F(SaveBesideToy, ADiskThatIsFullAtNinetyPercent) {
   const std::set<std::string> kept = entries();
   const StateBytes saved = state_in(root_ + "/latest", config_, {});
   const auto expect_kept = [&](const std::string& message) {
-    EXPECT_NE(message.find("No space left on device; keep fewer checkpoints"), std::string::npos)
+    EXPECT_NE(message.find("No space left on device; remove old checkpoints"), std::string::npos)
         << message;
     EXPECT_NE(message.find(".safetensors"), std::string::npos) << message;
     EXPECT_EQ(entries(), kept);

@@ -188,8 +188,8 @@ cudaError_t cudaFree(void* memory) {
   runtime().device->free(static_cast<std::byte*>(memory) - 256);
   return status;
 }
+// Nothing: the engine frees memory behind the work that uses it.
 cudaError_t cudaDeviceSynchronize() {
-  finish_fake_cuda_work();
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* memory, std::size_t size_bytes, unsigned) {

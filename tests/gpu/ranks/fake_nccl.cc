@@ -88,9 +88,9 @@ ncclResult_t start_of_words(const void* source, void* target, std::size_t count,
        part =
            FakeNcclPart{source, "all-reduce", {offset_of(comm, source), offset_of(comm, target)}}] {
         std::vector<std::uint64_t> words(count);
-        world->meet(operation, rank, part,
-                    [&](const auto& parts) { reduce_words(parts, is_sum, words); });
-        std::memcpy(target, words.data(), count * sizeof(std::uint64_t));
+        if (world->meet(operation, rank, part,
+                        [&](const auto& parts) { reduce_words(parts, is_sum, words); }))
+          std::memcpy(target, words.data(), count * sizeof(std::uint64_t));
       };
   if (!is_in_group) count_fake_nccl(&fake_nccl_counts::word_launches);
   if (!is_in_group) return start(comm, stream, std::move(work));
@@ -342,8 +342,9 @@ ncclResult_t ncclReduceScatter(const void* source, void* target, std::size_t ele
        type, part = FakeNcclPart{source, "reduce-scatter", {offset_of(comm, source)}}] {
         const std::size_t first = static_cast<std::size_t>(rank) * elements;
         std::vector<float> sums(elements);
-        world->meet(operation, rank, part,
-                    [&](const auto& parts) { add_backwards(parts, type, first, sums); });
+        if (!world->meet(operation, rank, part,
+                         [&](const auto& parts) { add_backwards(parts, type, first, sums); }))
+          return;
         for (std::size_t i = 0; i < elements; ++i) save(type, target, i, sums[i]);
       });
 }
@@ -361,8 +362,9 @@ ncclResult_t ncclAllReduce(const void* source, void* target, std::size_t element
                 part = FakeNcclPart{
                     source, "all-reduce", {offset_of(comm, source), offset_of(comm, target)}}] {
                  std::vector<float> sums(elements);
-                 world->meet(operation, rank, part,
-                             [&](const auto& parts) { add_backwards(parts, type, 0, sums); });
+                 if (!world->meet(operation, rank, part,
+                                  [&](const auto& parts) { add_backwards(parts, type, 0, sums); }))
+                   return;
                  for (std::size_t i = 0; i < elements; ++i) save(type, target, i, sums[i]);
                });
 }

@@ -79,10 +79,10 @@ void FakeNcclWorld::set_size(int ranks) {
   if (is_alone) joined = ranks - 1;
 }
 
-void FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
+bool FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
                          const std::function<void(const std::vector<const void*>&)>& work) {
   std::unique_lock lock(mutex);
-  if (is_alone) return;
+  if (is_alone) return true;
   auto& all = parts[operation];
   all.resize(static_cast<std::size_t>(size));
   all[static_cast<std::size_t>(rank)] = std::move(part);
@@ -93,7 +93,10 @@ void FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
     changed.wait(lock, [&] { return through >= until || aborted.count(rank) != 0; });
   };
   wait_for(size);
-  if (!aborted.empty()) return wait_for_abort(rank, lock);
+  if (!aborted.empty()) {
+    wait_for_abort(rank, lock);
+    return false;
+  }
   compare(rank, all.front(), all[static_cast<std::size_t>(rank)]);
   std::vector<const void*> data;
   for (const FakeNcclPart& one : all) data.push_back(one.data);
@@ -103,6 +106,7 @@ void FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
   lock.lock();
   --reading;
   wait_for(2 * size);
+  return aborted.count(rank) == 0;
 }
 
 // NCCL takes the caller's own offset for every rank's.

@@ -78,8 +78,9 @@ struct FakeNcclWorld {
   // Requires: the mutex is held.
   void set_size(int ranks);
   // The function waits until all ranks have called meet() for this operation. `work` reads the data
-  // of all parts. No rank returns before all ranks are done.
-  void meet(std::uint64_t operation, int rank, FakeNcclPart part,
+  // of all parts. No rank returns before all ranks are done. Returns false if `rank` is aborted:
+  // other ranks may still read its data.
+  bool meet(std::uint64_t operation, int rank, FakeNcclPart part,
             const std::function<void(const std::vector<const void*>&)>& work);
   void transfer(int rank, const std::vector<FakeNcclMessage>& messages);
   // The function ends the work of `rank`. After this call, nothing reads the rank's data.

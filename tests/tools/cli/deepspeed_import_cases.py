@@ -250,11 +250,23 @@ class DeepspeedFiles(FileWriter):
         for encode in (base64.urlsafe_b64encode, base64.b64encode):
             done = self.run_sluice("config", "import", encode(json.dumps(FILE).encode()).decode(), "--json")
             self.assertEqual(json.loads(done.stdout)["config"], self.report(FILE)["config"])
+        long = base64.b64encode(json.dumps({**FILE, "comment": "x" * 9000}).encode()).decode()
+        self.assertIn("optimizer.learning_rate", self.run_sluice("config", "show", long).stdout)
         for broken, place in [('{"bf16": {"enabled": true}, "bf16": {}}', "1:29"), ('{"a": 1', "1:8"), ('{"a" 1}', "1:6"),
                               ('{"a": [1, 2', "1:12"), ('{"a": "x\n"}', "1:7"), ("[1]", "1:1"), ('{"a": 1} 2', "1:10"),
                               ('{"a": ' + "[" * 40, "1:38")]:
             done = self.run_sluice("config", "import", self.write(broken), expect=2)
             self.assertIn("ds.json:" + place + ":", done.stderr)
+
+    def test_values_are_for_files_of_deepspeed(self):
+        config = self.write_config()
+        for words, key in ((("--lr", "3"), "optimizer.learning_rate=3"), (("--batch", "7"), "batch.sequences=7"), (("--precision", "fp32"), "precision.parameters=fp32"),
+                           (("--betas", "0.9,0.99"), "optimizer.beta1=0.9 --set optimizer.beta2=0.99")):
+            for command in (("train",), ("plan",), ("config", "check"), ("config", "show"), ("config", "rates")):
+                refused = self.run_sluice(*command, config, *words, expect=2).stderr
+                self.assertIn(f"{words[0]} is a value for \"auto\" in a DeepSpeed file", refused)
+                self.assertIn(f"give --set {key} instead", refused)
+        self.run_sluice("config", "diff", config, self.write({**FILE, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}), "--lr", "3")
 
     def test_output_goes_where_it_is_asked_for(self):
         name = self.write({**FILE, "gradient_cliping": 1})

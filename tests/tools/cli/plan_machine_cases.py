@@ -60,6 +60,14 @@ class Machine(CliCase):
                 self.assertIn("memory.device = ", self.published(name, scale=10, expect=5)["obstacle"])
                 self.assertRegex(self.done.stdout.splitlines()[0], r"^does not fit: memory\.device = .* is too small; the smallest that works")
 
+    def test_a_budget_beyond_the_gpu_does_not_fit(self):
+        wanted = ("--model", "llama-2-7b", "--gpu", "4090", "--host-memory", "64G", "--tokens", "2048")
+        refused = self.run_sluice("plan", *wanted, "--set", "memory.device=24GiB", expect=5).stderr
+        self.assertIn("does not fit: memory.device is 24.0 GiB, the activations of 2048 tokens take ", refused)
+        most = float(re.search(r"set memory.device to at most ([0-9.]+) GiB", refused)[1])
+        self.assertTrue(self.own(*wanted, values={"memory.device": f"{int(1024 * (most - 0.1))}MiB"})["fits"])
+        self.run_sluice("plan", *wanted, "--set", f"memory.device={int(1024 * (most + 0.1))}MiB", expect=5)
+
     def test_half_of_the_machine(self):
         self.assertEqual(set(HALF), set(PUBLISHED))
         for name, (machine, pool) in HALF.items():

@@ -61,6 +61,23 @@ class Usage(CliCase):
             self.assertEqual(head.stdout.strip(), b"commit")
         self.assertIn("--json requires --version", self.mistake("--json"))
 
+    def test_values_are_not_empty(self):
+        """A variable of a script that is not set would take the next option for its value, or leave an output out."""
+        config = self.write_config()
+        before = sorted(os.listdir(self.path("")))
+        for words in (("--checkpoint=", "--resume"), ("--trace=", "--quiet"), ("--json=", "--steps", "2")):
+            self.assertIn(f'{words[0]} has no value; write it behind the "="', self.mistake("train", config, *words))
+        for option in ("--save", "--checkpoint", "--json", "--data"):
+            message = self.mistake("train", config, option, "")
+            self.assertIn(option, message)
+            self.assertIn("it is empty; give a value, or leave the option out", message)
+        self.assertEqual(sorted(os.listdir(self.path(""))), before)
+
+    def test_names_of_numbers(self):
+        for option, names in (("--state", "fp32,bf16,8bit"), ("--input", "plain,unaligned,denormal")):
+            self.assertIn(f'{option}: "bogus" is none of {names}\n', self.mistake("bench", "adam", option, "bogus"))
+        self.run_sluice("bench", "adam", "--parameters", "10K", "--rounds", "1", "--threads", "1", "--state", "BF16")
+
     def test_errors_name_the_option_that_was_given(self):
         config = self.write_config()
         for words, option, key in ((("bench", "io", "--path", "gone"), "--path", "storage.paths"), (("bench", "step", "--path", "gone"), "--path", "storage.paths"),

@@ -43,6 +43,15 @@ class Watch(CliCase):
                         self.assertEqual(step["nvme_read_bytes"], watched["predicted_nvme_read_bytes"])
                         self.assertEqual(step["nvme_write_bytes"], watched["predicted_nvme_write_bytes"])
 
+    def test_every_validation_has_a_row(self):
+        self.run_train({**STEADY, "run.steps": 9}, "--validate-every", 3, "--log-every", 4, "--csv", "run.csv", "--json-lines", "run.jsonl")
+        with open(self.path("run.csv"), encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual([int(row["step"]) for row in rows], [3, 4, 6, 8, 9])
+        self.assertEqual([row["step"] for row in rows if row["validation_loss"]], ["3", "6", "9"])
+        with open(self.path("run.jsonl"), encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["step"] for line in file], [3, 4, 6, 8, 9])
+
     def test_a_sample_is_what_generate_says(self):
         values = {**STEADY, "run.steps": 4}
         _, printed = self.run_train(values, "--save", "model", "--sample-every", 4, "--sample-tokens", 40, "--sample-prompt", "in the", "--quiet")

@@ -78,7 +78,9 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
     if (key == kProducts) changed_from = before;
     const std::string change = fmt::format("{} was {} and is {}", key, before, value);
     // More steps, other ranks and another machine are what a run is resumed for.
-    if (key == "run.steps" || follows_ranks(key) || key == kProducts || options_.accepts_config) {
+    const bool is_converted = options_.converts && key == "precision.gradients";
+    if (key == "run.steps" || follows_ranks(key) || key == kProducts || is_converted ||
+        options_.accepts_config) {
       notes_.push_back(fmt::format("checkpoint: {} from here on", change));
       if (key != kProducts) accepted.push_back({.key = key, .before = before, .after = value});
     } else {

@@ -55,6 +55,13 @@ Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig
   notes_.insert(notes_.end(), lock_->notes().begin(), lock_->notes().end());
 }
 
+// The launcher is not known, and without it the same command would run on one rank.
+std::string Checkpointing::how_to_go_on() const {
+  return fmt::format("{}go on with: {}",
+                     rank_count_ == 1 ? "" : fmt::format("on {} ranks, ", rank_count_),
+                     options_.command);
+}
+
 void Checkpointing::pass_over(const std::string& why) {
   if (!is_first_) warn("sluice: {}\n", why);  // its notes are not printed
   notes_.push_back(fmt::format("checkpoint: skipped, since {}", why));

@@ -99,8 +99,9 @@ class Checkpointing {
   std::uint64_t draws(std::uint64_t steps) const;
   // The checkpoints that this run has saved.
   const std::vector<SavedCheckpoint>& saved() const { return saved_; }
-  // The command with which a user continues the run after this process has ended.
-  const std::string& command() const { return options_.command; }
+  // Returns a clause with the command that a user continues the run with after this process has
+  // ended, and the number of ranks.
+  std::string how_to_go_on() const;
   // The folder of the newest checkpoint that this run has saved, or with which this run has
   // started. The path is empty if there is no such checkpoint.
   const std::string& saved_path() const { return saved_path_; }
