@@ -252,7 +252,7 @@ await torch || status=1
 if [[ $slow == yes ]]; then
   run asan --tests-regex '^package[.]' --label-regex '^command$'
   run_asan --label-regex '^more$'
-  build tsan
+  build tsan -DSLUICE_CUDA=AUTO  # for the code over CUDA and NCCL, with stand-ins for both
   run tsan --label-regex '^(cpu|io|more)$'
   run tsan --tests-regex '^package[.](sine|resume|line)[.]static[.]cmake$' --label-regex '^command$'
   SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^slow$'

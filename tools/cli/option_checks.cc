@@ -136,7 +136,8 @@ void refuse_empty_texts(CLI::App& app) {
     return text.empty() ? "it is empty; give a value, or leave the option out" : "";
   };
   for (CLI::Option* const option : app.get_options()) {
-    if (option->get_items_expected_max() > 0 && !option->get_name().ends_with("prompt"))
+    const bool takes_value = option->nonpositional() && option->get_items_expected_max() > 0;
+    if (takes_value && !option->get_name().ends_with("prompt"))
       option->check(CLI::Validator(check, ""));
   }
   for (CLI::App* const command : app.get_subcommands({})) refuse_empty_texts(*command);

@@ -39,8 +39,8 @@ CLI::Validator rate_suffix();
 void check_numbers(CLI::App& app);
 
 // Must be called once, after all options have been defined. After the call, no option of `app` and
-// its subcommands accepts an empty value. Prompts have checks of
-// their own.
+// its subcommands accepts an empty value. Prompts and words without a name have checks of their
+// own.
 void refuse_empty_texts(CLI::App& app);
 
 // Returns the first word of the form "--name=". Behind such a word the parser would take the next

@@ -59,7 +59,8 @@ std::uint64_t device_budget(const GpuPreset& gpu, const PlanSubject& subject,
   throw Error(
       ErrorCode::kOutOfMemory,
       fmt::format("does not fit: the activations of {:.0f} tokens take {}, the driver {}, and a {} "
-                  "has {}; give fewer --tokens, below {:.0f} for each micro-batch{}{}",
+                  "has {}; give fewer --tokens, below {:.0f} for each micro-batch, at which "
+                  "nothing is left for the pools{}{}",
                   subject.tokens / request.micro_batches, format_bytes(subject.activation_bytes),
                   format_bytes(kGpuContextBytes), gpu.name, format_bytes(gpu.memory_bytes),
                   std::floor(room * subject.tokens / request.micro_batches),
@@ -109,7 +110,13 @@ void settle(PlanSubject& subject, const PlanOptions& options, Config& engine) {
                       subject.tokens / subject.request.micro_batches,
                       format_bytes(subject.activation_bytes), format_bytes(kGpuContextBytes),
                       gpu.name, format_bytes(gpu.memory_bytes), format_bytes(budget_bytes)));
-    if (!engine.memory.device_bytes) engine.memory.device_bytes = budget_bytes;
+    if (!engine.memory.device_bytes) {
+      engine.memory.device_bytes = budget_bytes;
+      subject.origin_of_device_bytes = fmt::format(
+          "that is what a {} leaves beside the driver and the activations of {:.0f} "
+          "tokens: give fewer --tokens, or a larger --gpu",
+          gpu.name, subject.tokens / subject.request.micro_batches);
+    }
   }
   if (!options.host_memory.empty()) {
     const std::uint64_t bytes = parse_size(options.host_memory);
@@ -202,9 +209,13 @@ std::string obstacle_here(const PlanSubject& subject, const PlannedPlacement& pl
 // Placements that the drives have no room for do not fit. Nor do the alternatives that this machine
 // has no memory for; the config's own placement, the first, says so in a line of its own.
 void check_room(const PlanSubject& subject, std::vector<PlannedPlacement>& all) {
-  for (PlannedPlacement& planned : all)
+  for (PlannedPlacement& planned : all) {
     if (planned.obstacle.empty())
       planned.obstacle = drive_obstacle(subject, planned.placement.nvme_bytes());
+    else if (planned.obstacle.starts_with("memory.device = "))
+      planned.obstacle +=
+          subject.origin_of_device_bytes.empty() ? "" : "; " + subject.origin_of_device_bytes;
+  }
   for (std::size_t i = 1; i < all.size(); ++i)
     if (all[i].obstacle.empty()) all[i].obstacle = obstacle_here(subject, all[i]);
 }

@@ -68,6 +68,14 @@ class Machine(CliCase):
         self.assertTrue(self.own(*wanted, values={"memory.device": f"{int(1024 * (most - 0.1))}MiB"})["fits"])
         self.run_sluice("plan", *wanted, "--set", f"memory.device={int(1024 * (most + 0.1))}MiB", expect=5)
 
+    def test_a_budget_that_a_gpu_leaves_is_named_with_its_reason(self):
+        wanted = ("--model", "llama-2-7b", "--gpu", "4090", "--host-memory", "64G")
+        refused = self.run_sluice("plan", *wanted, "--tokens", "1000000", expect=5).stderr
+        most = int(re.search(r"below ([0-9]+) for each micro-batch, at which nothing is left for the pools", refused)[1])
+        obstacle = self.own(*wanted, "--tokens", most - 1, expect=5)["obstacle"]
+        self.assertIn("memory.device = ", obstacle)
+        self.assertIn(f"what a 4090 leaves beside the driver and the activations of {most - 1} tokens: give fewer --tokens", obstacle)
+
     def test_half_of_the_machine(self):
         self.assertEqual(set(HALF), set(PUBLISHED))
         for name, (machine, pool) in HALF.items():
