@@ -67,6 +67,8 @@ def _in_words_of_torch(message: str) -> str:
         return "the optimizer is closed, and its engine is gone; make a new one"
     if message.endswith("a step or an inference is still active"):
         return (f"this works only between steps, and a step is under way, {_HOW_TO_END_A_STEP}")
+    if "has waited for other ranks" in message:
+        return f"{message}. state_dict(), save(), step() and forward are calls that all processes make"
     if "gradient" in message and "not finite" in message:
         return (f"{message}. A loss that reads parameters outside of their module's forward, such as a penalty on weights, and "
                 "create_graph=True give such gradients, too")

@@ -115,11 +115,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
                             "resumed")
     if optimizer is not None and lr is not None:
         raise ArgumentError("offload(): lr and optimizer exclude each other; the optimizer's groups have their rates")
-    if hasattr(model, "_sluice"):
-        raise ArgumentError(f"this {type(model).__name__} is offloaded already")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise ArgumentError("this model is in a DistributedDataParallel, which would look for gradients that the engine has; give "
-                            "offload() what is in it, model.module. Offloaded, it needs no wrapper")
+    _require_new(model)
     settings = read_config(config)
     require_no_deepspeed(settings)
     warn_of_memory(settings)
@@ -195,6 +191,23 @@ def _show_crashes() -> None:
     if not faulthandler.is_enabled():
         with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no stderr of the system's, as in notebooks
             faulthandler.enable()
+
+
+def _require_new(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"offload() takes a model, a torch.nn.Module, and this is a {type(model).__name__}")
+    kind = type(model).__name__
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise ArgumentError("this model is in a DistributedDataParallel, which would look for gradients that the engine has; give "
+                            "offload() what is in it, model.module. Offloaded, it needs no wrapper")
+    for name, module in model.named_modules():
+        whole = _wholes.get(module, lambda: None)()
+        if hasattr(module, "_sluice") or whole is not None:
+            part = f"{name} of this {kind}" if name else f"this {kind}"
+            raise ArgumentError(f"{part} is offloaded already; offload the whole model once, or its parts one by one")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ArgumentError(f"{name} has no shape yet, as in lazy modules; run the model once before offload()")
 
 
 def _join(norm_group: Any, counted_elsewhere: "Iterable[torch.Tensor]", units: Units, engine: Engine) -> None:

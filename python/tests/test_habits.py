@@ -204,3 +204,17 @@ def test_a_schedule_goes_on_with_a_durable_store_as_the_guide_says(config, name)
         plain.step()
         scheduler.step()
     assert found == expected
+
+
+def test_what_cannot_be_offloaded_is_named(config):
+    model = tiny()
+    with pytest.raises(sluice.ArgumentError, match="takes a model, a torch.nn.Module, and this is a generator"):
+        sluice.offload(model.parameters(), config)
+    with pytest.raises(sluice.ArgumentError, match="0.weight has no shape yet"):
+        sluice.offload(nn.Sequential(nn.LazyLinear(4)), config)
+    optimizer = sluice.offload(model.blocks, config)
+    with pytest.raises(sluice.ArgumentError, match="blocks of this Tiny is offloaded already"):
+        sluice.offload(model, config)
+    with pytest.raises(sluice.ArgumentError, match="this Block is offloaded already"):
+        sluice.offload(model.blocks[0], config)
+    optimizer.close()

@@ -59,6 +59,16 @@ void explain_deepspeed(const DeepspeedKey& row) {
   if (!row.why.empty()) say("  {}\n", row.why);
 }
 
+// Every key is Sluice's, and there is one.
+bool is_own_config(const std::string& text, const std::string& name) {
+  try {
+    (void)ConfigDocument(text, name);
+    return !nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false).empty();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 int run_config_import(const ConfigImportOptions& options) {
@@ -68,6 +78,10 @@ int run_config_import(const ConfigImportOptions& options) {
   files.check();
   const std::string name = name_of_source(options.file);
   const std::string text = config_text(options.file);
+  if (!is_deepspeed_file(text) && is_own_config(text, name))
+    throw Error(
+        ErrorCode::kConfig,
+        fmt::format("{} is a config of Sluice already, which train and plan take as it is", name));
   const ImportedConfig imported = import_deepspeed(text, name, options.values);
   const ImportReport& report = imported.report;
   const bool is_refused = !report.refused.empty();

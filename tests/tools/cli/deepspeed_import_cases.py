@@ -266,6 +266,7 @@ class DeepspeedFiles(FileWriter):
                 refused = self.run_sluice(*command, config, *words, expect=2).stderr
                 self.assertIn(f"{words[0]} is a value for \"auto\" in a DeepSpeed file", refused)
                 self.assertIn(f"give --set {key} instead", refused)
+        self.assertIn("is a config of Sluice already", self.run_sluice("config", "import", config, expect=2).stderr)
         self.run_sluice("config", "diff", config, self.write({**FILE, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}), "--lr", "3")
 
     def test_output_goes_where_it_is_asked_for(self):
