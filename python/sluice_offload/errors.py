@@ -61,12 +61,19 @@ def in_a_step(call: str) -> ArgumentError:
     return ArgumentError(f"{call} in the middle of a step, {_HOW_TO_END_A_STEP}")
 
 
+# Remedies that only a program of C++ can take.
+_WORDS = {"declare the use in ModelSpec::backward_order, or set optimizer.overlap": "set optimizer.overlap",
+          "give them to begin_step()": "change rates between two steps,"}
+
+
 def _in_words_of_torch(message: str) -> str:
     """Some misuses have other names in a loop of torch than in the C interface."""
     if message.endswith(": the engine is null"):
         return "the optimizer is closed, and its engine is gone; make a new one"
     if message.endswith("a step or an inference is still active"):
         return (f"this works only between steps, and a step is under way, {_HOW_TO_END_A_STEP}")
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
     if "has waited for other ranks" in message:
         return f"{message}. state_dict(), save(), step() and forward are calls that all processes make"
     if "gradient" in message and "not finite" in message:

@@ -4,6 +4,8 @@ models that ran compiled before, evaluation beside training, models that are dro
 import copy
 import gc
 import json
+import pathlib
+import re
 import threading
 import weakref
 
@@ -14,6 +16,7 @@ from torch.optim import lr_scheduler as schedules
 
 import sluice_offload as sluice
 from conftest import Block, batch, tiny, train
+from sluice_offload.errors import _WORDS, error_of
 
 
 class Normed(nn.Module):
@@ -218,3 +221,12 @@ def test_what_cannot_be_offloaded_is_named(config):
     with pytest.raises(sluice.ArgumentError, match="this Block is offloaded already"):
         sluice.offload(model.blocks[0], config)
     optimizer.close()
+
+
+@pytest.mark.parametrize("theirs", ["engine/step/step_schedule.cc", "engine/step/step_terms.cc"])
+def test_remedies_of_eager_updates_are_those_of_torch(theirs):
+    """With the engine's own words, from its sources."""
+    source = (pathlib.Path(__file__).parents[2] / theirs).read_text(encoding="utf-8")
+    text = re.sub(r'"\s+"', "", source)  # as the compiler joins texts
+    told = next(words for words in _WORDS if words in text)
+    assert _WORDS[told] in str(error_of(2, f"acquire: {told} or so")) and told not in str(error_of(2, told))
