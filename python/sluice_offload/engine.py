@@ -219,6 +219,9 @@ class Engine:
 
     def _gpu_ranks(self, world: World) -> lib.GpuRanks:
         """The first rank's text, by which NCCL brings all together."""
+        # NCCL reads them at its first call: connections are made at once, and operations that are enqueued meet no other rank.
+        for name in ("NCCL_RUNTIME_CONNECT", "NCCL_LOCAL_REGISTER"):
+            os.environ.setdefault(name, "0")
         own, failure = C.c_char_p(), ""
         if world.rank == 0:
             try:

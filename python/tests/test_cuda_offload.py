@@ -192,7 +192,9 @@ def test_activations_elsewhere(config, kind, home):
     assert store.written_bytes >= store.read_bytes > 0 and (IS_FAKE or store.gpu is not None)
 
 
-def test_ranks_get_the_text_of_the_first(config):
+def test_ranks_get_the_text_of_the_first(config, monkeypatch):
+    monkeypatch.delenv("NCCL_LOCAL_REGISTER", raising=False)
+    monkeypatch.setenv("NCCL_RUNTIME_CONNECT", "1")
     class World:
         size = 2
 
@@ -204,6 +206,7 @@ def test_ranks_get_the_text_of_the_first(config):
 
     engine = offloaded(tiny(), config)._engine
     second = engine._gpu_ranks(World(1, ["ab" * 128, ""]))
+    assert (os.environ["NCCL_LOCAL_REGISTER"], os.environ["NCCL_RUNTIME_CONNECT"]) == ("0", "1")
     assert (second.id, second.rank, second.rank_count) == (b"ab" * 128, 1, 2)
     with pytest.raises(sluice.RanksError, match="rank 0 cannot begin to connect the GPUs: no NCCL"):
         engine._gpu_ranks(World(1, ["", "no NCCL"]))
