@@ -141,7 +141,7 @@ class Engine:
         self.world = world
         self._pid = os.getpid()
         self._last_saved: "Optional[str]" = None  # by replace_state()
-        self.end_idle_step: "Callable[[], None]" = lambda: None  # of the walk; before values are read or replaced
+        self.end_idle_step: "Callable[[bool], None]" = lambda changes: None  # of the walk; before values are read or replaced
         self._norm_group: "Optional[tuple[Any, Any, int]]" = None  # what C calls lives here
         self._norm_failure: "Optional[BaseException]" = None
         self._config, self._units = json.dumps(config).encode(), units
@@ -261,7 +261,7 @@ class Engine:
 
     def replace(self, values: "Callable[[Member], torch.Tensor]", members: "Sequence[Member]") -> None:
         """Gives parameters other values, between two steps; moments stay. All ranks name the same ones."""
-        self.end_idle_step()
+        self.end_idle_step(True)
         tensors = order_of([member.tensor for member in members])
         self._fill(values, self._units,
                    lambda fill: self._lib.replace_values(self._handle, tensors, len(members), fill, None))
@@ -453,7 +453,7 @@ class Engine:
 
     def read(self, member: Member, kind: int = lib.PARAMETER) -> torch.Tensor:
         """A copy of a parameter, its fp32 master or a moment. Not while a step is active that has gradients."""
-        self.end_idle_step()
+        self.end_idle_step(False)
         dtype = torch.float32 if kind != lib.PARAMETER else member.parameter.dtype if member.is_opaque else self.dtype
         values = torch.empty(member.parameter.shape, dtype=dtype, device="cpu")
         count = values.nbytes if member.is_opaque else values.numel()

@@ -312,11 +312,16 @@ class Walk:
         self.active, self.has_gradients = None, False
         self.engine.abandon_step()
 
-    def end_idle_step(self) -> None:
-        """Ends a step that has had forwards alone, as optimizer.step() would. A backward of its graph begins another."""
+    def end_idle_step(self, changes: bool = False) -> None:
+        """Ends a step that has had forwards alone, as optimizer.step() would. A backward of its graph begins another; where values
+        change now, autograd refuses it."""
         is_idle = self.active == FORWARD and self.depth == 0 and not self.has_gradients and not self.in_backward
-        if is_idle and self.announcements is None:
-            self.abandon()
+        if not is_idle or self.announcements is not None:
+            return
+        self.abandon()
+        for named in self._values if changes else ():
+            for _, parameter in named:
+                increment_version(parameter)
 
     # --- Leases.
 

@@ -267,10 +267,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._require_no_step("finish_save")
         return self._engine.saved(waits=True)
 
-    def _require_no_step(self, call: str) -> None:
+    def _require_no_step(self, call: str, changes: bool = False) -> None:
         if self._walk is None:
             return
-        self._walk.end_idle_step()
+        self._walk.end_idle_step(changes)
         if self._walk.active is not None:
             raise in_a_step(f"{call}()")
 
@@ -359,7 +359,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def load_checkpoint(self, folder: "str | os.PathLike[str]") -> None:
         """Takes all of the state, learning rates included, from a checkpoint that save() has written, instead of what there
         is. `application` is its text then. Between steps."""
-        self._require_no_step("load_checkpoint")
+        self._require_no_step("load_checkpoint", changes=True)
         if self._is_durable:
             raise ArgumentError("a durable store goes on from its own last commit, by resume=True; it cannot take a checkpoint")
         if self._opaque:

@@ -81,6 +81,36 @@ def test_what_only_has_had_a_forward_can_be_read_and_saved(config, tmp_path):
     theirs.close()
 
 
+def test_a_graph_from_before_other_values_is_refused(config, tmp_path):
+    """As in torch, whose load_state_dict() writes to what the graph has saved."""
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    saved = optimizer.save(tmp_path / "run")
+    values = {name: value + 1 for name, value in model.state_dict().items()}
+    for change in (lambda: model.load_state_dict(values), lambda: optimizer.load_checkpoint(saved)):
+        loss = model(*batch(0))
+        change()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        optimizer.zero_grad()
+    assert train(model, optimizer, 1)[0] == [pytest.approx(tiny()(*batch(0)).item(), rel=1e-6)]
+    optimizer.close()
+
+
+def test_activations_on_the_drive_outlast_a_reading(config):
+    config["activations"] = "nvme"
+    reference, model = tiny(), tiny()
+    theirs, ours = (sluice.offload(net, copy.deepcopy(config), units=[Block]) for net in (reference, model))
+    for step in range(2):
+        loss = model(*batch(step))
+        model.state_dict()
+        loss.backward()
+        ours.step()
+        assert [loss.item()] == train(reference, theirs, 1, first=step)[0]
+    ours.close()
+    theirs.close()
+
+
 def test_a_discriminator_that_is_frozen_for_the_generator_can_be_saved(config):
     model = tiny()
     optimizer = sluice.offload(model, config, units=[Block])
