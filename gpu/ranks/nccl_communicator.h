@@ -5,11 +5,10 @@
 // abort() and notes(), even while other calls run.
 // Invariants: after abort() every call throws, and NCCL's work on the device ends. abort() waits
 // for work that is in front of the communicator's on a stream, and may wait forever if that work
-// is another communicator's (NcclWatch::fail). A call that
-// fails does not abort the communicator. An abort would end earlier work. Until the failure is
-// known, the data of this unfinished work would look like a result. So the caller first makes the
-// failure known, and then calls abort(). If the caller does not call abort(), the destructor calls
-// abort().
+// is another communicator's (NcclWatch::fail). A call that fails does not abort the communicator.
+// An abort would end earlier work. Until the failure is known, the data of this unfinished work
+// would look like a result. So the caller first makes the failure known, and then calls abort(). If
+// the caller does not call abort(), the destructor calls abort().
 #pragma once
 
 #include <atomic>

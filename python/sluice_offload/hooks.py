@@ -147,6 +147,7 @@ class Walk:
         # In every place: whether they are trained, and what shows when a program has put others there.
         self._parameters: "list[tuple[Member, bool, torch.Tensor, dict[str, Any], str, int]]" = []
         for site in units.sites:
+            site.values = [tensor for unit in site.units for _, tensor in self._values[unit.index]]
             self._watch(site)
         # After the hooks of the sites, of which the root may be one: the last to be prepended is the first to run.
         self._handles.append(model.register_forward_pre_hook(_Hook(self._root_begins), prepend=True))
@@ -446,7 +447,7 @@ class Walk:
             self._warn_of_autocast()
         for unit in site.units:
             self._lend(unit, self.active)
-        site.versions = [tensor._version for unit in site.units for _, tensor in self._values[unit.index]]
+        site.versions = [tensor._version for tensor in site.values]
 
     def _warn_of_autocast(self) -> None:
         """Looks here and not where the model begins: transformers and accelerate turn it on in the model's forward."""
@@ -480,6 +481,8 @@ class Walk:
 
     def _written_in(self, site: Site) -> "Optional[str]":
         """The name of a parameter that the module's forward has written to."""
+        if [tensor._version for tensor in site.values] == site.versions:
+            return None
         named = [named for unit in site.units for named in self._values[unit.index]]
         return next((member.name for (member, tensor), version in zip(named, site.versions) if tensor._version != version), None)
 

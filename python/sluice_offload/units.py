@@ -71,6 +71,7 @@ class Site:
     units: "list[Unit]" = dataclasses.field(default_factory=list)
     first_node: int = 0  # autograd's count of nodes when its forward began
     failure_before: Optional[BaseException] = None  # that was being handled then
+    values: "list[torch.Tensor]" = dataclasses.field(default_factory=list)  # of its units, as modules hold them
     versions: "list[int]" = dataclasses.field(default_factory=list)  # of its parameters, when its forward began
 
 
