@@ -12,7 +12,9 @@
 // was infinite or NaN.
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <limits>
 
 #include <sluice/device_function.h>
 #include <sluice/dtype.h>
@@ -29,54 +31,72 @@ SLUICE_HOST_DEVICE constexpr std::uint8_t zero_code(CodeBook book) {
 }
 inline constexpr std::uint8_t kLostCode = 255;
 
-// The values of the codes. On a GPU, the table is local to the function that reads it. On the host,
-// the table is outside of the function, because a local table would be copied to the stack for
-// every look-up.
-#ifndef __CUDA_ARCH__
-inline constexpr float kSignedCodeValues[256] = {
-#include "base/moment_codes_signed.inc"
+// The 256 codes of a code book in ascending order of their values.
+struct CodeBookTable {
+  float values[256];
+  // The largest fp32 value that gets the code. For the last code, the limit is infinite.
+  float limits[256];
 };
-inline constexpr float kUnsignedCodeValues[256] = {
-#include "base/moment_codes_unsigned.inc"
-};
-#endif
 
-SLUICE_HOST_DEVICE constexpr float signed_code_value(std::uint32_t code) {
-#ifdef __CUDA_ARCH__
-  constexpr float kSignedCodeValues[256] = {
-#include "base/moment_codes_signed.inc"
-  };
-#endif
-  return kSignedCodeValues[code];
-}
-SLUICE_HOST_DEVICE constexpr float unsigned_code_value(std::uint32_t code) {
-#ifdef __CUDA_ARCH__
-  constexpr float kUnsignedCodeValues[256] = {
-#include "base/moment_codes_unsigned.inc"
-  };
-#endif
-  return kUnsignedCodeValues[code];
+// Returns the value halfway between two neighboring values. This value is exact in fp64.
+constexpr double code_middle(float lower, float upper) {
+  return (static_cast<double>(lower) + static_cast<double>(upper)) * 0.5;
 }
 
-// Returns the value that a code has if the scale is 1. The values are the dynamic 8-bit map that
-// bitsandbytes publishes.
+// Returns the largest fp32 value that is not above `value`.
+constexpr float rounded_down(double value) {
+  const auto nearest = static_cast<float>(value);
+  if (static_cast<double>(nearest) <= value) return nearest;
+  const auto bits = std::bit_cast<std::uint32_t>(nearest);
+  return std::bit_cast<float>(nearest > 0 ? bits - 1 : bits + 1);
+}
+
+// The values are the dynamic 8-bit map that bitsandbytes publishes.
+constexpr CodeBookTable make_code_book_table(CodeBook book) {
+  constexpr float kSignedValues[256] = {
+#include "base/moment_codes_signed.inc"
+  };
+  constexpr float kUnsignedValues[256] = {
+#include "base/moment_codes_unsigned.inc"
+  };
+  const float* const values = book == CodeBook::kSigned ? kSignedValues : kUnsignedValues;
+  CodeBookTable table{};
+  for (std::uint32_t code = 0; code < 256; ++code) {
+    table.values[code] = values[code];
+    table.limits[code] = code == 255 ? std::numeric_limits<float>::infinity()
+                                     : rounded_down(code_middle(values[code], values[code + 1]));
+  }
+  return table;
+}
+
+// The tables lie outside of the functions that read them. A local table would be copied to the
+// stack for every look-up, on the CPU and on a GPU. A GPU has the tables in its own memory.
+inline constexpr CodeBookTable kSignedCodes = make_code_book_table(CodeBook::kSigned);
+inline constexpr CodeBookTable kUnsignedCodes = make_code_book_table(CodeBook::kUnsigned);
+#ifdef __CUDACC__
+static __device__ constexpr CodeBookTable kSignedCodesOnDevice = kSignedCodes;
+static __device__ constexpr CodeBookTable kUnsignedCodesOnDevice = kUnsignedCodes;
+#endif
+
+SLUICE_HOST_DEVICE constexpr const CodeBookTable& code_book_table(CodeBook book) {
+#ifdef __CUDA_ARCH__
+  return book == CodeBook::kSigned ? kSignedCodesOnDevice : kUnsignedCodesOnDevice;
+#else
+  return book == CodeBook::kSigned ? kSignedCodes : kUnsignedCodes;
+#endif
+}
+
+// Returns the value that a code has if the scale is 1.
 SLUICE_HOST_DEVICE constexpr float code_value(CodeBook book, std::uint32_t code) {
-  return book == CodeBook::kSigned ? signed_code_value(code) : unsigned_code_value(code);
-}
-
-// Returns the value halfway between the values of two neighboring codes. This value is exact in
-// fp64.
-SLUICE_HOST_DEVICE constexpr double code_middle(CodeBook book, std::uint32_t lower_code) {
-  return (static_cast<double>(code_value(book, lower_code)) +
-          static_cast<double>(code_value(book, lower_code + 1))) *
-         0.5;
+  return code_book_table(book).values[code];
 }
 
 // Returns the code whose value is nearest to `value`. `value` is between -1 and 1.
 SLUICE_HOST_DEVICE inline std::uint8_t nearest_code(CodeBook book, float value) {
-  std::uint32_t code = 0;  // the number of middles below `value`
+  const float* const limits = code_book_table(book).limits;
+  std::uint32_t code = 0;  // the number of limits below `value`
   for (std::uint32_t step = 128; step != 0; step /= 2) {
-    if (static_cast<double>(value) > code_middle(book, code + step - 1)) code += step;
+    if (value > limits[code + step - 1]) code += step;
   }
   return static_cast<std::uint8_t>(code);
 }

@@ -28,14 +28,6 @@ constexpr float cell_last(std::uint32_t cell) {
   return std::bit_cast<float>(((cell + 1 + kFirstCell) << 16) - 1);
 }
 
-// The largest fp32 value that is not above `value`. A value above `value` is then above this one.
-constexpr float rounded_down(double value) {
-  const auto nearest = static_cast<float>(value);
-  if (static_cast<double>(nearest) <= value) return nearest;
-  const auto bits = std::bit_cast<std::uint32_t>(nearest);
-  return std::bit_cast<float>(nearest > 0 ? bits - 1 : bits + 1);
-}
-
 struct CodeTable {
   CodeKernelTable numbers{};
   std::array<std::uint8_t, 2 * kCells> first{};  // each cell's lowest code; then negative cells
@@ -64,8 +56,7 @@ constexpr CodeTable make_table(CodeBook book) {
   table.numbers.lines = make_lines(book);
   for (std::uint32_t code = 0; code < 256; ++code) {
     table.numbers.values[code] = code_value(book, code);
-    table.numbers.limits[code] = code == 255 ? std::numeric_limits<float>::infinity()
-                                     : rounded_down(code_middle(book, code));
+    table.numbers.limits[code] = code_book_table(book).limits[code];
   }
   std::uint32_t code = 0;
   for (std::uint32_t cell = kCells; cell-- > 0;) {
