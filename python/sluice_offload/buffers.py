@@ -28,8 +28,7 @@ def kept_buffers(model: nn.Module, units: Optional[Units] = None) -> "dict[str, 
 def matching_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]",
                      units: Optional[Units] = None) -> "dict[str, tuple[torch.Tensor, torch.Tensor]]":
     """The model's buffers that `values` has, each with its value. Raises ArgumentError where one has another shape."""
-    buffers = {name: buffer for name, buffer in kept_buffers(model, units).items() if not buffer.is_meta}
-    found = {name: (buffer, values[name]) for name, buffer in buffers.items() if name in values}
+    found = {name: (buffer, values[name]) for name, buffer in kept_buffers(model, units).items() if name in values}
     for name, (buffer, value) in found.items():
         if value.shape != buffer.shape:
             raise ArgumentError(f"buffer {name} has shape {tuple(value.shape)} in the file, but {tuple(buffer.shape)} in the model; "
@@ -43,8 +42,34 @@ def take_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]", units: 
     found = matching_buffers(model, values, units)
     with torch.no_grad():
         for buffer, value in found.values():
-            buffer.copy_(value)
+            if not buffer.is_meta:
+                buffer.copy_(value)
     missing = sorted(name for name, buffer in kept_buffers(model, units).items() if not buffer.is_meta and name not in found)
     if missing:
         logger.warning("buffers %s keep their values, since the file has none for them", ", ".join(missing[:3]) +
                        (" and others" if len(missing) > 3 else ""))
+
+
+def make_buffers(model: nn.Module, values: object, units: Units, device: torch.device) -> None:
+    """Makes the buffers that are on the meta device, on `device`, where a state_dict has them and the mapping `values`, too. Says which
+    ones cannot be made."""
+    known = values if isinstance(values, Mapping) else {}
+    moved = {name for _, named in names_of_members(model, units) for name in named}
+    kept = kept_buffers(model, units)
+    made: "dict[int, torch.Tensor]" = {}  # modules may share one
+    missing = []
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            full = f"{prefix}.{name}" if prefix else name
+            if buffer is None or not buffer.is_meta or full in moved:
+                continue
+            if id(buffer) not in made and full in kept and full in known:
+                made[id(buffer)] = torch.empty_like(buffer, device=device).copy_(known[full])
+            if id(buffer) in made:
+                module._buffers[name] = made[id(buffer)]
+            else:
+                missing.append(full)
+    if missing:
+        logger.warning("buffers %s are on the meta device, and values= has none for them: computation that reads them will fail. "
+                       "Build the model under sluice_offload.meta_parameters(), which leaves buffers as they are",
+                       ", ".join(missing[:3]) + (" and others" if len(missing) > 3 else ""))

@@ -165,6 +165,19 @@ class DetachedOptimizer(torch.optim.Optimizer):
                 states.add(p, Entry(self._shares[id(p)], self._engine, self._moments(group), has_step))
         self.state = states
 
+    @property
+    def state(self) -> Any:
+        return self._states
+
+    @state.setter
+    def state(self, values: Any) -> None:
+        states = getattr(self, "_states", None)
+        if isinstance(values, States) or not isinstance(states, States):
+            self._states = values  # torch's own is empty, and the optimizer is not yet made
+            return
+        self.synchronize()
+        states.replace(values)
+
     def add_param_group(self, param_group: "dict[str, Any]") -> None:
         if getattr(self, "_has_stepped", False) or getattr(self, "_has_loaded", False):
             raise ArgumentError("parameters cannot be added after the first step() or load_state_dict(): their place would have "

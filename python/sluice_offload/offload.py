@@ -14,7 +14,7 @@ from torch import nn
 
 from . import guards
 from .activations import ActivationStore, take_home
-from .buffers import matching_buffers, take_buffers
+from .buffers import make_buffers, matching_buffers, take_buffers
 from .described import take_over
 from .engine import Config, Engine, complete_config, config_of_text, logger, names_type, read_config, require_no_deepspeed, warn_of_memory
 from .errors import ArgumentError
@@ -170,6 +170,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             activations.close()
         raise
     _adopt(found, engine, storages)
+    make_buffers(model, values, found, place.device)
     _move_rest(model, found, place)
     if isinstance(values, Mapping) and text is None:  # a state that goes on is not that of these values any more
         take_buffers(model, values, found)

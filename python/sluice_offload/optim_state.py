@@ -72,12 +72,15 @@ class Entry(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._kinds) + self._has_step
 
-    def load(self, values: "Mapping[str, Any]") -> None:
-        """Sets all of it. Missing values are as at the beginning; a missing master is the parameter."""
+    def check(self, values: "Mapping[str, Any]") -> None:
         unknown = [key for key in values if key not in self and key not in ("step", "master")]
         if unknown:
             raise ArgumentError(f"the state of {self._share.name} has {', '.join(map(repr, unknown))}, which this optimizer "
                                 f"does not keep; it keeps {', '.join(self)}")
+
+    def load(self, values: "Mapping[str, Any]") -> None:
+        """Sets all of it. Missing values are as at the beginning; a missing master is the parameter."""
+        self.check(values)
         if self._has_step:
             self.steps = int(values.get("step", 0))
         for key in self._kinds:
@@ -97,10 +100,23 @@ class States(dict[Any, Any]):
         if value is not self[key]:
             self[key].load(value)
 
+    def replace(self, values: Any) -> None:
+        """As torch's optimizers when their state is another mapping: a parameter that it does not have begins anew."""
+        if not isinstance(values, Mapping):
+            raise ArgumentError(f"the optimizer's state is a mapping from parameters to their tensors, not {type(values).__name__}")
+        others = [key for key in values if key not in self]
+        if others:
+            raise ArgumentError(f"{len(others)} of the {len(values)} keys of the new state are not parameters of the optimizer")
+        for parameter in values:
+            self[parameter].check(values[parameter])
+        for parameter, entry in self.items():
+            entry.load(values[parameter] if parameter in values else {})
+
     def add(self, parameter: torch.Tensor, entry: Entry) -> None:
         super().__setitem__(parameter, entry)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise ArgumentError("the state lives in the engine: it can be read and assigned, not taken away")
+        raise ArgumentError("the state lives in the engine: it can be read and assigned, not taken away; "
+                            "optimizer.state = {} begins anew")
 
     __delitem__ = clear = pop = popitem = _refuse  # type: ignore[assignment]

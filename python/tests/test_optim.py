@@ -5,6 +5,7 @@ import inspect
 import io
 import logging
 import math
+from collections import defaultdict
 
 import pytest
 import torch
@@ -293,6 +294,34 @@ def test_the_state_is_never_empty_and_reading_it_changes_nothing(place):
     assert ours.state[p]["step"] == 4 and ours.state[p]["exp_avg"].eq(1).all()
     with pytest.raises(sluice.ArgumentError, match="not taken away"):
         ours.state.clear()
+    ours.close()
+
+
+def test_another_mapping_replaces_the_state_as_in_torch(place):
+    """Programs begin anew by it, and some go back to an earlier state."""
+    ours_of, theirs_of = tiny(width=64), tiny(width=64)
+    ours, theirs = optim.AdamW(ours_of.parameters(), config=place()), torch.optim.AdamW(theirs_of.parameters())
+    start = copy.deepcopy(ours_of)
+    pairs = ((ours_of, ours), (theirs_of, theirs))
+    for i in range(6):
+        if i == 2:
+            kept = [{p: {key: value.clone() for key, value in entry.items()} for p, entry in optimizer.state.items()}
+                    for _, optimizer in pairs]
+        if i == 3:
+            ours.state, theirs.state = defaultdict(dict), defaultdict(dict)
+            assert all(entry["step"] == 0 and not entry["exp_avg"].any() for entry in ours.state.values())
+        if i == 5:
+            (ours.state, theirs.state) = kept
+            assert ours.state[ours_of.positions]["step"] == 2
+        for model, optimizer in pairs:
+            step_of(model, optimizer, 1 + i % 2)
+    assert_same_way(ours_of, theirs_of, start)
+    before = ours.state[ours_of.positions]["exp_avg"]
+    for wrong, word in ((None, "mapping"), ({torch.ones(1): {}}, "1 of the 1 keys"),
+                        ({ours_of.positions: {}, ours_of.norm.bias: {"max_exp_avg_sq": 1}}, "max_exp_avg_sq")):
+        with pytest.raises(sluice.ArgumentError, match=word):
+            ours.state = wrong
+    assert torch.equal(before, ours.state[ours_of.positions]["exp_avg"]) and before.any()
     ours.close()
 
 

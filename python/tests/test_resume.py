@@ -188,6 +188,40 @@ def test_buffers_beside_a_store_that_goes_on_are_the_programs(config):
         optimizer.close()
 
 
+def test_buffers_on_the_meta_device_are_made_from_the_values(config, caplog):
+    """Also where the store goes on: there are no others then."""
+    config["storage"]["state"] = STORE
+
+    class Scaled(torch.nn.Sequential):
+        def __init__(self):
+            super().__init__(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8))
+            self.register_buffer("scale", torch.full((1,), 2.0))
+            self.register_buffer("mask", torch.ones(8), persistent=False)
+            self[2].running_var = self[1].running_var
+
+    torch.manual_seed(0)
+    there = Scaled()
+    there[1].running_mean.fill_(3.0)
+    for _ in range(2):
+        with torch.device("meta"):
+            model = Scaled()
+        caplog.clear()
+        optimizer = sluice.offload(model, config, values=dict(there.state_dict()), resume=True)
+        assert "buffers mask are on the meta device" in caplog.text and "meta_parameters()" in caplog.text
+        assert model[1].running_mean.tolist() == 8 * [3.0] and model.scale.item() == 2 and model[2].num_batches_tracked.dtype == torch.int64
+        assert model[1].running_var is model[2].running_var
+        model.train()
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.close()
+    with torch.device("meta"):
+        model = Scaled()
+    wrong = {**there.state_dict(), "1.running_mean": torch.zeros(9)}
+    with pytest.raises(sluice.ArgumentError, match="buffer 1.running_mean has shape"):
+        sluice.offload(model, config, values=wrong, resume=True)
+    assert model[1].running_mean.is_meta and model[0].weight.is_meta
+
+
 def test_a_durable_store_goes_on_with_the_same_bits(config):
     config["storage"]["state"] = STORE
     model = tiny()
