@@ -19,7 +19,18 @@
 namespace sluice {
 
 inline constexpr unsigned kTeamThreads = 256;
+inline constexpr unsigned kWarpThreads = 32;
 inline constexpr std::uint64_t kBlocksMax = 1 << 16;
+
+// Combines the values of a warp's lanes, for the whole warp.
+template <class Combine>
+SLUICE_HOST_DEVICE float combine_lanes(float value, [[maybe_unused]] const Combine& combine) {
+#ifdef __CUDA_ARCH__
+  for (unsigned distance = 16; distance != 0; distance /= 2)
+    value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
+#endif
+  return value;
+}
 
 // The threads of one block. The functions are for device code. On the host, the functions do
 // nothing. The host versions exist only because the compiler also compiles kernel bodies as host
@@ -45,17 +56,36 @@ class BlockTeam {
 
  private:
   template <class Combine>
-  SLUICE_HOST_DEVICE float reduce(float value, [[maybe_unused]] const Combine& combine) const {
+  SLUICE_HOST_DEVICE float reduce(float value, const Combine& combine) const {
+    value = combine_lanes(value, combine);
 #ifdef __CUDA_ARCH__
-    constexpr unsigned kWarps = kTeamThreads / 32;
+    constexpr unsigned kWarps = kTeamThreads / kWarpThreads;
     __shared__ float of_warp[kWarps];
-    for (unsigned distance = 16; distance != 0; distance /= 2)
-      value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
     __syncthreads();  // every thread has read the previous call's of_warp
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    if (threadIdx.x % kWarpThreads == 0) of_warp[threadIdx.x / kWarpThreads] = value;
     __syncthreads();
     value = of_warp[0];
     for (unsigned warp = 1; warp < kWarps; ++warp) value = combine(value, of_warp[warp]);
+#endif
+    return value;
+  }
+};
+
+// The threads of one warp. The functions are for device code, as BlockTeam's are.
+class WarpTeam {
+ public:
+  static constexpr unsigned kSize = kWarpThreads;
+  SLUICE_HOST_DEVICE unsigned rank() const {
+#ifdef __CUDA_ARCH__
+    return threadIdx.x % kWarpThreads;
+#else
+    return 0;
+#endif
+  }
+  SLUICE_HOST_DEVICE float max(float value) const {
+    value = combine_lanes(value, [](float a, float b) { return a < b ? b : a; });
+#ifdef __CUDA_ARCH__
+    __syncwarp();  // shuffles do not order accesses to memory
 #endif
     return value;
   }
@@ -73,6 +103,17 @@ template <class Body>
 __global__ void __launch_bounds__(kTeamThreads) teams_kernel(std::uint64_t count, Body body) {
   const BlockTeam team;
   for (std::uint64_t i = blockIdx.x; i < count; i += gridDim.x) body(team, i);
+}
+
+// Every warp is a team. All lanes of a warp have the same index.
+template <class Body>
+__global__ void __launch_bounds__(kTeamThreads) warps_kernel(std::uint64_t count, Body body) {
+  constexpr unsigned kWarps = kTeamThreads / kWarpThreads;
+  const WarpTeam team;
+  const std::uint64_t stride = std::uint64_t{gridDim.x} * kWarps;
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpThreads; i < count;
+       i += stride)
+    body(team, i);
 }
 
 // Eight threads compute each leaf. Every thread of a warp takes part in the shuffles.
@@ -117,6 +158,13 @@ struct ListedTeams {
   static inline const ListedKernel kernel{&launch};
 };
 template <class Body>
+struct ListedWarps {
+  static void launch(void* stream) {
+    launch_nothing<Body>(reinterpret_cast<const void*>(&warps_kernel<Body>), stream);
+  }
+  static inline const ListedKernel kernel{&launch};
+};
+template <class Body>
 struct ListedLeaves {
   static void launch(void* stream) {
     launch_nothing<Body>(reinterpret_cast<const void*>(&leaves_kernel<Body>), stream);
@@ -128,7 +176,7 @@ class CudaLauncher {
  public:
   explicit CudaLauncher(CudaDevice& device) : device_(device) {}
 
-  // Enqueues body(i) for every i in [0, count) on `stream`. In this function and the next two
+  // Enqueues body(i) for every i in [0, count) on `stream`. In this function and the next three
   // functions, a failed launch counts as a failure of the device (gpu/cuda/cuda_enqueue.h).
   template <class Body>
   void elements(StreamId stream, std::uint64_t count, const Body& body) const {
@@ -148,6 +196,18 @@ class CudaLauncher {
     const std::uint64_t blocks = std::min(count, kBlocksMax);
     enqueue_kernel(device_, [&, native = native(stream)] {
       teams_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native>>>(count, body);
+    });
+  }
+
+  // Does the same with teams of one warp, for bodies whose indices have work for no more threads.
+  template <class Body>
+  void warps(StreamId stream, std::uint64_t count, const Body& body) const {
+    (void)&ListedWarps<Body>::kernel;
+    if (count == 0) return;
+    constexpr unsigned kWarps = kTeamThreads / kWarpThreads;
+    const std::uint64_t blocks = std::min((count + kWarps - 1) / kWarps, kBlocksMax);
+    enqueue_kernel(device_, [&, native = native(stream)] {
+      warps_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native>>>(count, body);
     });
   }
 

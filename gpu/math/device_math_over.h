@@ -94,7 +94,7 @@ class DeviceMathOver final : public DeviceMath {
     SLUICE_CHECK(!R::kExpAvg || a.exp_avg_codes != nullptr, "it keeps exp_avg");
     SLUICE_CHECK(!R::kExpAvgSq || a.exp_avg_sq_codes != nullptr, "it keeps exp_avg_sq");
     with_element_type(a.gradient_type, [&]<class G>(G*) {
-      launcher_.teams(
+      launcher_.warps(
           stream, (a.element_count + kMomentGroupElements - 1) / kMomentGroupElements,
           UpdateCodesBody<Masters, G, Coefficients>{masters,
                                                     c,

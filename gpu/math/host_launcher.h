@@ -47,6 +47,12 @@ class HostLauncher {
     });
   }
 
+  // Does the same. On a GPU, the team is one warp.
+  template <class Body>
+  void warps(StreamId stream, std::uint64_t count, const Body& body) const {
+    teams(stream, count, body);
+  }
+
   // Enqueues run_leaves().
   template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {

@@ -6,7 +6,8 @@
 //
 // A team has rank(), size(), sum() and max(). The functions sum() and max() combine the values of
 // all members. All members must call sum() and max(), and all members get the same result. On the
-// host, a team is one thread.
+// host, a team is one thread. A team of one warp has kSize, its number of threads, instead of
+// size(), and no sum().
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,7 @@ struct alignas(16) Pack {
 };
 
 struct SerialTeam {
+  static constexpr unsigned kSize = 1;
   unsigned rank() const { return 0; }
   unsigned size() const { return 1; }
   float sum(float value) const { return value; }

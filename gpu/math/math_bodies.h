@@ -272,9 +272,8 @@ struct DeviceCodes {
 };
 
 // The counterpart of UpdateBody for moments that are stored as 8-bit codes. A team updates one
-// group. Every thread computes the update of its packs twice. The first computation finds the new
-// scales, and the second computation encodes the moments with these scales. So a thread keeps no
-// results between the two computations.
+// group. Every thread first computes the update of its packs, which gives the new scales of the
+// group, and then encodes the moments with these scales. A lane of a warp has one pack.
 template <class Masters, class Gradient, class Coefficients>
 struct UpdateCodesBody {
   using R = Rule<Coefficients>;
@@ -312,18 +311,21 @@ struct UpdateCodesBody {
 
   template <class Team>
   SLUICE_HOST_DEVICE void operator()(const Team& team, std::uint64_t group) const {
-    const std::uint64_t begin = group * kGroupPacks;
+    constexpr unsigned kThreadPacks = kGroupPacks / Team::kSize;
+    const std::uint64_t begin = group * kGroupPacks + team.rank();
     const std::uint64_t packs = (count + kPackElements - 1) / kPackElements;
-    const std::uint64_t end = begin + kGroupPacks < packs ? begin + kGroupPacks : packs;
     float old_m_scale = 0, old_v_scale = 0;
     if constexpr (R::kExpAvg) old_m_scale = exp_avg.scales[group];
     if constexpr (R::kExpAvgSq) old_v_scale = exp_avg_sq.scales[group];
     float m_scale = 0, v_scale = 0;
-    for (std::uint64_t pack = begin + team.rank(); pack < end; pack += team.size()) {
-      const Updated updated = update(pack, old_m_scale, old_v_scale);
+    Updated updated[kThreadPacks];
+    for (unsigned n = 0; n < kThreadPacks; ++n) {
+      const std::uint64_t pack = begin + n * Team::kSize;
+      if (pack >= packs) break;
+      updated[n] = update(pack, old_m_scale, old_v_scale);
       for (unsigned i = 0; i < kPackElements; ++i) {
-        const float m = moment_magnitude(updated.m.values[i]);
-        const float v = moment_magnitude(updated.v.values[i]);
+        const float m = moment_magnitude(updated[n].m.values[i]);
+        const float v = moment_magnitude(updated[n].v.values[i]);
         m_scale = m_scale < m ? m : m_scale;
         v_scale = v_scale < v ? v : v_scale;
       }
@@ -331,8 +333,10 @@ struct UpdateCodesBody {
     // After the barrier in team.max(), every thread has read the old scales.
     m_scale = team.max(m_scale);
     v_scale = team.max(v_scale);
-    for (std::uint64_t pack = begin + team.rank(); pack < end; pack += team.size())
-      store(pack, update(pack, old_m_scale, old_v_scale), m_scale, v_scale);
+    for (unsigned n = 0; n < kThreadPacks; ++n) {
+      const std::uint64_t pack = begin + n * Team::kSize;
+      if (pack < packs) store(pack, updated[n], m_scale, v_scale);
+    }
     if (team.rank() != 0) return;
     if constexpr (R::kExpAvg) exp_avg.scales[group] = m_scale;
     if constexpr (R::kExpAvgSq) exp_avg_sq.scales[group] = v_scale;
@@ -343,8 +347,10 @@ struct UpdateCodesBody {
     CodePack m{}, v{};
     bool is_finite = true;
     for (unsigned i = 0; i < kPackElements; ++i) {
-      m.values[i] = device_code(CodeBook::kSigned, updated.m.values[i], m_scale);
-      v.values[i] = device_code(CodeBook::kUnsigned, updated.v.values[i], v_scale);
+      if constexpr (R::kExpAvg)
+        m.values[i] = device_code(CodeBook::kSigned, updated.m.values[i], m_scale);
+      if constexpr (R::kExpAvgSq)
+        v.values[i] = device_code(CodeBook::kUnsigned, updated.v.values[i], v_scale);
       is_finite = is_finite && is_finite_below(updated.p.values[i], Masters::kNonFinite) &&
                   is_finite_moment(updated.m.values[i]) && is_finite_moment(updated.v.values[i]);
     }

@@ -41,6 +41,10 @@ class FakeCudaLauncher {
     });
   }
   template <class Body>
+  void warps(StreamId stream, std::uint64_t count, const Body& body) const {
+    teams(stream, count, body);
+  }
+  template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
     launch<Body>(stream, [count, body] { run_leaves(count, body); });
   }
