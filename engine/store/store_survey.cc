@@ -27,7 +27,7 @@ StoreFiles::Options options_of(const StoreSurvey& store, std::uint32_t rank) {
 SurveyedRank survey_rank(const StoreSurvey& store, std::uint32_t rank) {
   SurveyedRank surveyed{.rank = rank};
   try {
-    const StoreFiles files = StoreFiles::open_records(options_of(store, rank));
+    StoreFiles files = StoreFiles::open_records(options_of(store, rank));
     const CommitFiles records = files.commit_files();
     const std::unique_ptr<IoQueue> queue = make_sync_queue({});
     const CommitOpening opening(*queue, records);
@@ -36,6 +36,11 @@ SurveyedRank survey_rank(const StoreSurvey& store, std::uint32_t rank) {
     surveyed.newest = *opening.newest();
     surveyed.offer = opening.offer();
     if (surveyed.offer.older) surveyed.older = opening.of_step(*surveyed.offer.older);
+    try {
+      files.open_data(surveyed.newest.file_count);
+    } catch (const Error& error) {
+      surveyed.data_problem = error.what();
+    }
   } catch (const Error& error) {
     surveyed.problem = error.what();
   }

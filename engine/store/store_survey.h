@@ -22,7 +22,8 @@ struct SurveyedRank {
   CommitRecord newest = {};
   std::optional<CommitRecord> older = {};  // the previous commit, if it still exists
   CommitOffer offer = {};
-  std::string problem = {};  // why the records cannot be read; if set, the rest is empty
+  std::string problem = {};       // why the records cannot be read; if set, the rest is empty
+  std::string data_problem = {};  // why the data files of the newest commit cannot be opened
 
   // The rank's commit of `step`. If the rank has no commit of `step`, the result is the newest
   // commit.

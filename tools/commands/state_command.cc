@@ -1,5 +1,7 @@
 #include "tools/commands/state_command.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -53,6 +55,7 @@ ordered_json json_of(const StoreSurvey& store) {
                     {"loss_scale", rank.newest.scale.scale},
                     {"application_bytes", rank.newest.application.size()},
                     {"settings", settings.is_object() ? settings : ordered_json()}});
+      if (!rank.data_problem.empty()) entry["problem"] = rank.data_problem;
     } else {
       entry["problem"] = rank.problem;
     }
@@ -78,6 +81,10 @@ std::string line_of(const StoreSurvey& store) {
   const std::size_t ranks = store.ranks.size() + absent;
   const std::string here = absent == 0 ? "" : fmt::format("{} of ", store.ranks.size());
   if (ranks != 0) line += fmt::format("  {}{} rank{}", here, ranks, ranks == 1 ? "" : "s");
+  if (std::ranges::any_of(store.ranks, [](const SurveyedRank& rank) {
+        return !rank.problem.empty() || !rank.data_problem.empty();
+      }))
+    line += "  cannot be opened (`sluice state inspect` says why)";
   if (!store.holder.empty()) line += fmt::format("  in use by {}", store.holder);
   return line;
 }
@@ -127,6 +134,7 @@ int inspect(const StateOptions& options) {
         rank.newest.planes.size(), rank.newest.file_count,
         format_bytes(rank.newest.application.size()));
     if (rank.rank == 0) say("  {}\n", short_settings(rank.newest.settings));
+    if (!rank.data_problem.empty()) say("  {}\n", rank.data_problem);
   }
   say_absent(store);
   if (const std::string words = find_disagreement(store); !words.empty()) say("{}\n", words);

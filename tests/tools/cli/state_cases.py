@@ -131,6 +131,13 @@ class DurableStores(CliCase):
         self.assertEqual((state["name"], state["step"], state["ranks"][0]["step"]), ("run-7", STEPS, STEPS))
         self.assertEqual(state["ranks"][0]["settings"]["layout"]["precision.parameters"], "bf16")
         self.assertIn("0 damaged", self.run_sluice("state", "verify", config).stdout)
+        data = self.files("*.data0")[0]
+        os.rename(data, self.path("aside"))
+        self.assertIn("cannot be opened (`sluice state inspect` says why)", self.run_sluice("state", "list", config).stdout)
+        self.assertRegex(self.run_sluice("state", "inspect", config, "--json", "state.json").stdout, r"data0 not found in storage on ")
+        self.assertIn("data0 not found", self.read_json("state.json")["ranks"][0]["problem"])
+        self.assertEqual(self.read_json("state.json")["step"], STEPS)
+        os.rename(self.path("aside"), data)
         with open(self.files("*.data0")[0], "r+b") as file:  # every page, so that a copy that counts is hit
             for at in range(17, os.path.getsize(file.name), 4096):
                 file.seek(at)
