@@ -77,9 +77,10 @@ bool CudaBatch::takes(std::span<const CopyPiece> pieces) const {
 
 // The driver takes the thread's context. A thread has none before its first call of the runtime
 // that needs one, and the driver then refuses the copies as an invalid value.
-int CudaBatch::copy(std::span<const CopyPiece> pieces, void* stream) {
-  int ordinal = 0;
-  if (const cudaError_t status = cudaGetDevice(&ordinal); status != cudaSuccess) return status;
+int CudaBatch::copy(std::span<const CopyPiece> pieces, void* stream, int ordinal) {
+  int current = 0;
+  if (const cudaError_t status = cudaGetDevice(&current); status != cudaSuccess) return status;
+  if (current != ordinal) return cudaErrorInvalidDevice;
   if (const cudaError_t status = cudaSetDevice(ordinal); status != cudaSuccess) return status;
   std::array<CUdeviceptr, kPiecesMax> targets;
   std::array<CUdeviceptr, kPiecesMax> sources;

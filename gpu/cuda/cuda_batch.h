@@ -21,11 +21,11 @@ class CudaBatch {
   // the function cuMemcpyBatchAsync. The source or the target of each piece must be in the GPU's
   // memory.
   bool takes(std::span<const CopyPiece> pieces) const;
-  // Enqueues the copies on `stream`, a cudaStream_t of the current GPU. Returns a cudaError_t. If
-  // the driver refuses to take several copies at once, all copies are enqueued one by one from then
-  // on.
+  // Enqueues the copies on `stream`, a cudaStream_t of the GPU `ordinal`. Returns a cudaError_t. If
+  // another GPU is the current GPU, nothing is enqueued. If the driver refuses to take several
+  // copies at once, all copies are enqueued one by one from then on.
   // Requires: takes(pieces).
-  int copy(std::span<const CopyPiece> pieces, void* stream);
+  int copy(std::span<const CopyPiece> pieces, void* stream, int ordinal);
 
  private:
   const CudaMemory& memory_;

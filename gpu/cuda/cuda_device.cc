@@ -102,14 +102,15 @@ class RuntimeCudaDevice final : public CudaDevice {
     return streams_.at(id);
   }
   cudaEvent_t event_of(EventId id) const;
-  // Makes `call`, a call of the runtime, on this GPU and returns its result. The call is made in
-  // any case, because resources have to be given back after a failure too.
+  // Makes `call`, a call of the runtime, on this GPU. Returns the first failure: the GPU could not
+  // be made the current one, or the call failed. The call is made in any case, because resources
+  // have to be given back after a failure too.
   template <class Call>
   cudaError_t on_device(const Call& call) const {
     int status = 0;
     const CudaCurrentDevice current(ordinal_, std::nothrow, &status);
     const cudaError_t result = call();
-    return result != cudaSuccess ? result : static_cast<cudaError_t>(status);
+    return status != 0 ? static_cast<cudaError_t>(status) : result;
   }
   void latch(cudaError_t status, const char* expression, int line) const;
   void await(const CudaStream& stream) const;
@@ -297,7 +298,7 @@ void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::ui
 void RuntimeCudaDevice::copy_all(std::span<const CopyPiece> pieces, StreamId id) {
   if (!batch_.takes(pieces)) return Device::copy_all(pieces, id);
   void* const stream = stream_of(id).stream;
-  if (!failure_.is_set()) SLUICE_CUDA_ENQUEUE(cudaError_t(batch_.copy(pieces, stream)));
+  if (!failure_.is_set()) SLUICE_CUDA_ENQUEUE(cudaError_t(batch_.copy(pieces, stream, ordinal_)));
 }
 
 void RuntimeCudaDevice::fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId id) {

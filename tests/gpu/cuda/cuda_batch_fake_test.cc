@@ -34,9 +34,9 @@ class CudaBatchFake : public testing::Test {
 
   // A machine whose driver answers so.
   struct Machine {
-    explicit Machine(FakeCudaBatches batches) {
+    explicit Machine(FakeCudaBatches batches, int ordinal = 0) {
       test::set_fake_cuda_batches(batches);
-      device = make_cuda_device({.memory_bytes = 1_MiB});
+      device = make_cuda_device({.ordinal = ordinal, .memory_bytes = 1_MiB});
       stream = Stream(*device, "test");
       memory = DeviceBuffer(*device, 2 * kPieces * kPieceBytes, "test");
     }
@@ -114,6 +114,26 @@ TEST_F(CudaBatchFake, ACallThatFailsIsTheDevicesFailure) {
     ADD_FAILURE() << "no failure was reported";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("(1)"), std::string::npos) << error.what();
+  }
+}
+
+// The driver's function takes the thread's context. It would copy on the wrong GPU.
+TEST_F(CudaBatchFake, NothingIsCopiedWhereTheGpuCannotBeChosen) {
+  for (const char* const function : {"cudaGetDevice", "cudaSetDevice"}) {
+    SCOPED_TRACE(function);
+    Machine machine(FakeCudaBatches::kTaken, /*ordinal=*/1);
+    const HostArray host(*machine.device, kPieces * kPieceBytes);
+    ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+    test::arm_fake_cuda_fault(
+        {.function = function, .at_call = 1, .status = cudaErrorDevicesUnavailable});
+    EXPECT_TRUE(copy_apart(machine, host).empty());
+    EXPECT_EQ(test::disarm_fake_cuda_fault().failed_call, function);
+    try {
+      machine.device->synchronize(machine.stream.id());
+      ADD_FAILURE() << "no failure was reported";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("(46)"), std::string::npos) << error.what();
+    }
   }
 }
 
