@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds Sluice and runs its tests: a release build with every test but the slow ones, then the cpu and io tests under
-# AddressSanitizer and UndefinedBehaviorSanitizer, and the tests of the package for PyTorch, for which torch is fetched from the
-# package index into build/torch once. Installs missing Debian packages first.
-#   --slow      also ThreadSanitizer, the tests labelled slow, each source compiled alone, two builds compared, and
-#               Sluice installed in fresh roots of Debian
+# Builds Sluice and runs each test at least once: in a release build, or under AddressSanitizer and
+# UndefinedBehaviorSanitizer, or in both (CONTRIBUTING.md, labels), and the tests of the package for PyTorch, for which torch
+# is fetched from the package index into build/torch once. Installs missing Debian packages first.
+#   --slow      also what one of these builds leaves to the other, ThreadSanitizer, the tests labelled slow, each source
+#               compiled alone, two builds compared, and Sluice installed in fresh roots of Debian
 #   --cases N   how many cases each randomized test runs (default: a fixed number of each test; 50 times that in the
 #               release build with --slow: under sanitizers it would take days)
 #   --seed N    where the randomized tests begin (default: 1); a failing test prints the seed that repeats it
@@ -128,6 +128,12 @@ run() {
   return "$status"
 }
 
+# Test suites with labels that match REGEX, in whichever pieces: suites PRESET REGEX
+suites() {
+  ctest --test-dir "build/$1" --show-only --label-regex "$2" |
+    sed -n 's/^ *Test *#[0-9]*: //; T; s/[.][0-9]*_of_[0-9]*$//; p' | sort -u
+}
+
 # GCC's leak checker crashes on the thread-local storage of libraries that are opened at run time, such as oneDNN, unless it
 # leaves their calls alone.
 run_asan() {
@@ -242,24 +248,31 @@ build release "${cuda[@]}"
 begin asan build_last asan
 # A failure does not hide another beside it: each is told before the end.
 status=0
-SLUICE_TEST_CASES_SCALE=$scale run release --label-exclude slow || status=1
+SLUICE_TEST_CASES_SCALE=$scale run release --label-exclude '^(slow|sanitized)$' || status=1
 await asan || status=1
 [[ $status == 0 ]] || exit "$status"
+lost=$(comm -23 <(suites release '^sanitized$') <(suites asan '^(cpu|io)$'))
+if [[ -n $lost ]]; then
+  printf 'tools/test.sh: no build runs these, since the release build leaves them to the sanitizers:\n%s\n' "$lost" >&2
+  exit 1
+fi
 begin torch test_torch
 run_asan --label-regex '^(cpu|io)$' || status=1
 await torch || status=1
 [[ $status == 0 ]] || exit "$status"
 if [[ $slow == yes ]]; then
   run asan --tests-regex '^package[.]' --label-regex '^command$'
+  cmake --build build/asan --parallel "$jobs" --target sluice_more_tests
   run_asan --label-regex '^more$'
   build tsan -DSLUICE_CUDA=AUTO  # for the code over CUDA and NCCL, with stand-ins for both
+  cmake --build build/tsan --parallel "$jobs" --target sluice_more_tests
   run tsan --label-regex '^(cpu|io|more)$'
   run tsan --tests-regex '^package[.](sine|resume|line)[.]static[.]cmake$' --label-regex '^command$'
-  SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^slow$'
+  SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^(slow|sanitized)$'
   say "testing the engine with copies on the host device (memory.unified off)"
-  SLUICE_TEST_UNIFIED=off run release --label-regex '^io$' --tests-regex "^($engine_tests)_test[.]"
+  SLUICE_TEST_UNIFIED=off run release --label-regex '^(io|sanitized)$' --tests-regex "^($engine_tests)_test[.]"
   say "testing the engine with memory that only leases may use (memory.guard on)"
-  SLUICE_TEST_GUARD=on run release --label-regex '^io$' --tests-regex "^($engine_tests)_test[.]"
+  SLUICE_TEST_GUARD=on run release --label-regex '^(io|sanitized)$' --tests-regex "^($engine_tests)_test[.]"
   test_frameworks
   test_wheels
   say "compiling each source alone"
