@@ -33,6 +33,7 @@ from .activations import ActivationStore
 from .announced import Announcements, DividedAnnouncements, SharedAnnouncements
 from .engine import Engine
 from .errors import NOT_COPIED, ArgumentError, SluiceError
+from .freed import FreedMemory
 from .guards import require_no_hooks_of_tied
 from .library import BACKWARD, FORWARD, INFERENCE
 from .storage import UnitStorage
@@ -113,6 +114,7 @@ class Walk:
                  rates: "Callable[[], tuple[float, list[float]]]", activations: Optional[ActivationStore] = None) -> None:
         self.model, self.units, self.engine, self.storages, self.rates = model, units, engine, storages, rates
         self.activations = activations
+        self._freed = FreedMemory()
         self._keeping: Any = None           # the context in which autograd gives its tensors to `activations`
         self.leases = units.leases
         self.announcements = self._announcements()
@@ -406,6 +408,7 @@ class Walk:
 
     def _lend_backward(self, site: Site) -> None:
         self._enter_backward()
+        self._freed.look()
         for unit in site.units:
             if not self._is_lent_backward(unit):
                 self._lend(unit, BACKWARD)
@@ -426,6 +429,7 @@ class Walk:
         if _graph_task() == -1 and not isinstance(sys.exc_info()[1], _OtherThread):
             self.stop_keeping()
             self._leave()
+            self._freed.look()
 
     def stop_keeping(self) -> None:
         """An interrupt leaves the forward's context open."""

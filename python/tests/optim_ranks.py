@@ -1,5 +1,6 @@
-"""The program of test_optim_ranks.py: one rank. usage: optim_ranks.py CASE FOLDER, with torchrun's environment. Each case
-compares with torch's own optimizer, or with whole states, and raises where they differ."""
+"""The program of test_optim_ranks.py. usage: optim_ranks.py FOLDER, with torchrun's environment but for RANK: it becomes
+WORLD_SIZE processes, since torch takes seconds to load. Each case compares with torch's own optimizer, or with whole states,
+and raises where they differ."""
 
 import copy
 import itertools
@@ -370,7 +371,7 @@ def cases(size):
     return [case for case in CASES[size] if FSDP_RUNS or case not in OF_FSDP]
 
 
-def main():
+def run_rank():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for case in cases(dist.get_world_size()):
@@ -380,6 +381,17 @@ def main():
             print("passed:", case.__name__, flush=True)
     dist.destroy_process_group()
     os._exit(0)  # gloo's threads are not waited for
+
+
+def main():
+    """Ends with 1 if a rank has failed."""
+    ranks = []
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        if (child := os.fork()) == 0:
+            os.environ["RANK"] = str(rank)
+            return run_rank()
+        ranks.append(child)
+    return sys.exit(any([os.waitpid(child, 0)[1] for child in ranks]))
 
 
 if __name__ == "__main__":

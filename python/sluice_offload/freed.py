@@ -1,0 +1,44 @@
+"""Memory that has been freed and is still resident.
+
+The C library keeps freed memory that lies between what is in use, and its pages stay with the process: the weights of a model
+that offload() has taken, and what each module's backward leaves, which takes other free places in the next step. It gives such
+pages back when it is asked to (malloc_trim).
+"""
+
+import ctypes as C
+import os
+
+GROWTH = 64 << 20  # bytes: giving back takes a few milliseconds, and so does taking as much again
+
+
+def resident() -> int:
+    """This process's resident memory in bytes; 0 where the system does not say. Source: /proc/self/statm (proc(5))."""
+    try:
+        file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(file, 128).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    finally:
+        os.close(file)
+
+
+class FreedMemory:
+    """Gives it back whenever the process has grown."""
+
+    def __init__(self) -> None:
+        self._trim = getattr(C.CDLL(None), "malloc_trim", None)  # other C libraries than GNU's have none
+        self._floor = 0  # resident memory when it was last given back, or less
+        self.give_back()
+
+    def give_back(self) -> None:
+        if self._trim is not None:
+            self._trim(C.c_size_t(0))
+            self._floor = resident()
+
+    def look(self) -> None:
+        """Gives it back if resident memory has grown by GROWTH since the last time."""
+        now = resident()
+        self._floor = min(self._floor, now)
+        if now > self._floor + GROWTH:
+            self.give_back()
