@@ -17,7 +17,7 @@ import torch
 
 from . import gpus
 from . import library as lib
-from .errors import NOT_COPIED
+from .errors import OPTIMIZER_NOT_COPIED
 
 logger = logging.getLogger("sluice_offload")
 
@@ -53,7 +53,7 @@ class Detached:
         self.log_notes()
 
     def __reduce__(self) -> Any:
-        raise NOT_COPIED
+        raise OPTIMIZER_NOT_COPIED
 
     def begin(self, updates: "Sequence[lib.Update]") -> None:
         """On a GPU, gradients and parameters are read after the work of torch's current stream."""

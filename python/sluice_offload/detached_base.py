@@ -15,10 +15,12 @@ from . import gpus, guards
 from . import library as lib
 from .detached import TYPES, Detached
 from .engine import Config, logger, read_config, warn_of_memory
-from .errors import NOT_COPIED, ArgumentError, NonFiniteError, SluiceError
+from .errors import OPTIMIZER_NOT_COPIED, ArgumentError, NonFiniteError, SluiceError
 from .optim_state import Entry, States
+from .optimizer import UPDATES
 from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits, total_norm
 from .units import is_of_torch
+from .waits import Waits
 
 _MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampening")
 
@@ -42,6 +44,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
     """Base class; see sluice_offload.optim. A subclass says its `_type`, the names of its moments, and what an update takes
     from a param_group."""
 
+    leaves_parameters = True  # in the model, for guards.py
     _type = ""
     _kinds: "Mapping[str, int]" = {}
     _has_step = True
@@ -369,10 +372,22 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def answer_zeroing(self, module: nn.Module) -> None:
         """For guards.py: module.zero_grad() was called, which forgets gradients that wait for their norm, too."""
         zeroed = {id(parameter) for parameter in module.parameters()}
+        self._require_unused(zeroed)
         for index, (parameter, _) in list(self._held.items()):
             if id(parameter) in zeroed:
                 del self._held[index]
                 self._taken.discard(index)
+
+    def _require_unused(self, zeroed: "set[int]") -> None:
+        """`zeroed`: ids of parameters whose gradients a program wants to be forgotten."""
+        if self.clip_norm is not None:
+            return
+        used = next((share.name for key, share in self._shares.items() if key in zeroed and share.index in self._taken), None)
+        if used is not None:
+            raise ArgumentError(f"zero_grad() between backward() and step(): with gradients=\"backward\" the gradient of {used} has been "
+                                "used already, so it cannot be dropped; step() ends this step. Use gradients=\"step\" where a step may "
+                                "be dropped, or where the loss of another model goes through this one. With clip_norm=, gradients wait "
+                                "for step(), too")
 
     def answer_wrapping(self, processes: Optional[int]) -> None:
         """For guards.py: the model was given to DistributedDataParallel, which needs the gradients that this takes."""
@@ -382,19 +397,11 @@ class DetachedOptimizer(torch.optim.Optimizer):
     # overlap="forward"
 
     def _wait_in_forward(self, modules: nn.Module) -> None:
-        # Functions, which copies of the model may share; a method would bring its optimizer along.
-        def wait(module: nn.Module, args: Any) -> None:
-            self._wait_for_module(module)
-
-        def synchronize(*_: Any) -> None:
-            self.synchronize()
-
         for module in modules.modules():
-            self._module_hooks += [module.register_forward_pre_hook(wait, prepend=True),
-                                   module.register_state_dict_pre_hook(synchronize),
-                                   module.register_load_state_dict_pre_hook(synchronize)]
+            self._module_hooks += [module.register_forward_pre_hook(Waits(self, module, self._wait_for_module), prepend=True),
+                                   module.register_state_dict_pre_hook(Waits(self, module)),
+                                   module.register_load_state_dict_pre_hook(Waits(self, module))]
 
-    @torch._disable_dynamo
     @torch.no_grad()
     def _wait_for_module(self, module: nn.Module) -> None:
         """Waits for the parameters of a module that begins. The first one that begins also waits for parameters of modules that did not
@@ -424,6 +431,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if not set_to_none:  # an update may be reading what would be set to zero
             self.synchronize()
         if self._gradients == "backward":
+            self._require_unused({id(p) for group in self.param_groups for p in group["params"]})
             self._held.clear()
             if self.clip_norm is not None:
                 self._taken.clear()
@@ -440,6 +448,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
         """Takes what state_dict() gave, or torch's optimizer of the same name."""
+        if UPDATES in state_dict:
+            raise ArgumentError("this state_dict is of an optimizer that offload() has returned, and has no moments; "
+                                "optimizer.save(folder) and offload(restore=...) keep all of that training's state")
         self.synchronize()
         state_dict = state_dict.copy()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -481,7 +492,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         guards.disown((p for group in self.param_groups for p in group["params"]), self)
 
     def __reduce__(self) -> Any:
-        raise NOT_COPIED
+        raise OPTIMIZER_NOT_COPIED
 
     def __deepcopy__(self, memo: Any) -> Any:
-        raise NOT_COPIED
+        raise OPTIMIZER_NOT_COPIED

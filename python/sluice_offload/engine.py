@@ -345,6 +345,7 @@ class Engine:
         it. Units have other addresses from then on."""
         if not os.path.isfile(os.path.join(folder, "sluice_state.json")):
             raise ArgumentError(f"{os.fspath(folder)} is no checkpoint, for it has no sluice_state.json; the state is as before")
+        self._require_same_model(folder)
         self._last_saved = self.saved(waits=True)  # a save under way would end with this engine
         self.drain()
         self.destroy()
@@ -355,6 +356,22 @@ class Engine:
             self.destroy()
             logger.error("the state from before is gone with the checkpoint that could not be read: %s", os.fspath(folder))
             raise
+
+    def _require_same_model(self, folder: "str | os.PathLike[str]") -> None:
+        """Before anything is changed. The engine sees what is wrong with a description that cannot be read."""
+        try:
+            with open(os.path.join(folder, "sluice_state.json"), encoding="utf-8") as file:
+                saved = {tensor["name"]: (list(tensor["shape"]), bool(tensor["frozen"])) for tensor in json.load(file)["model"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        for unit in self._units.units:
+            for member in () if unit.is_opaque else unit.members:
+                own = list(member.parameter.shape), unit.is_frozen
+                found = saved.get(member.name)
+                if found != own:
+                    there = "has none" if found is None else f"has one of shape {found[0]}, {'frozen' if found[1] else 'trained'}"
+                    raise ArgumentError(f"{os.fspath(folder)} is of another model: this one has a {member.name} of shape {own[0]}, "
+                                        f"{'frozen' if own[1] else 'trained'}, and the checkpoint {there}; the state is as before")
 
     def _application_text(self) -> str:
         text = C.c_char_p()

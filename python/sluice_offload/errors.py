@@ -39,6 +39,9 @@ class ForkedError(SluiceError):
 NOT_COPIED = ArgumentError("an offloaded model can be neither copied nor pickled: its parameters are not in it; save its "
                            "state_dict() instead, or copy the model before offload()")
 
+OPTIMIZER_NOT_COPIED = ArgumentError("this optimizer keeps its state outside of Python, and can be neither copied nor pickled; save its "
+                                     "state_dict() instead")
+
 _BY_STATUS = {2: ArgumentError, 3: ConfigError, 4: ConfigError, 5: StorageError, 6: StorageError, 7: StorageError,
               8: StorageError, 9: OutOfMemoryError, 11: NonFiniteError, 12: RanksError, 14: ForkedError}
 
@@ -62,7 +65,16 @@ def in_a_step(call: str) -> ArgumentError:
 
 
 # Remedies that only a program of C++ can take.
-_WORDS = {"declare the use in ModelSpec::backward_order, or set optimizer.overlap": "set optimizer.overlap",
+_ONLY_THE_SAME = ("restore= takes a checkpoint of the same precision, moments and frozen parameters; its values alone can be given to the "
+                  "model before offload()")
+_WORDS = {"--convert changes the precision, and rounds the parameters from the masters again": _ONLY_THE_SAME,
+          "--convert continues from the rounded moments, in fp32": _ONLY_THE_SAME,
+          "--convert starts with zero moments where a tensor was frozen": _ONLY_THE_SAME,
+          "--convert rounds the moments to 8bit": _ONLY_THE_SAME, "--convert rounds the moments to bf16": _ONLY_THE_SAME,
+          " (`sluice train --checkpoint DIR`), or set the config's model as it was when the checkpoint was saved": "",
+          "their moments mean different things; start from the weights alone (--init)": "their moments mean different things; the values "
+          "alone can be given to the model before offload()",
+          "declare the use in ModelSpec::backward_order, or set optimizer.overlap": "set optimizer.overlap",
           "give them to begin_step()": "change rates between two steps,"}
 
 
@@ -77,8 +89,8 @@ def _in_words_of_torch(message: str) -> str:
     if "has waited for other ranks" in message:
         return f"{message}. state_dict(), save(), step() and forward are calls that all processes make"
     if "gradient" in message and "not finite" in message:
-        return (f"{message}. A loss that reads parameters outside of their module's forward, such as a penalty on weights, and "
-                "create_graph=True give such gradients, too")
+        return (f"{message}. A loss that reads parameters outside of their module's forward, such as a penalty on weights, gives such "
+                "gradients, too, and so does double backward (create_graph=True), which sluice_offload.optim supports")
     return message
 
 

@@ -23,22 +23,32 @@ def resident() -> int:
         os.close(file)
 
 
+class _Counts(C.Structure):
+    """struct mallinfo2 (mallinfo(3)); `fordblks` is what is free, in bytes."""
+
+    _fields_ = [(name, C.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+                                                "fordblks", "keepcost")]
+
+
 class FreedMemory:
-    """Gives it back whenever the process has grown."""
+    """Gives it back whenever the process has grown. Where the C library is another than GNU's, it does nothing."""
 
     def __init__(self) -> None:
-        self._trim = getattr(C.CDLL(None), "malloc_trim", None)  # other C libraries than GNU's have none
-        self._floor = 0  # resident memory when it was last given back, or less
-        self.give_back()
+        library = C.CDLL(None)
+        self._trim, self._count = getattr(library, "malloc_trim", None), getattr(library, "mallinfo2", None)  # since 2.33
+        if self._count is not None:
+            self._count.restype = _Counts
+        self._floor = 0  # resident memory at the last time, or less
+        self._give_back()
 
-    def give_back(self) -> None:
-        if self._trim is not None:
+    def _give_back(self) -> None:
+        if self._trim is not None and (self._count is None or self._count().fordblks >= GROWTH):
             self._trim(C.c_size_t(0))
-            self._floor = resident()
+        self._floor = resident()
 
     def look(self) -> None:
-        """Gives it back if resident memory has grown by GROWTH since the last time."""
+        """Gives it back if resident memory has grown by GROWTH since the last time, and as much is free: else it is in use."""
         now = resident()
         self._floor = min(self._floor, now)
         if now > self._floor + GROWTH:
-            self.give_back()
+            self._give_back()

@@ -22,6 +22,8 @@ class _Owner:
         self.optimizer = weakref.ref(optimizer)
 
     def __reduce__(self) -> Any:
+        if getattr(self.optimizer(), "leaves_parameters", True):  # in the model, whose copies belong to no optimizer
+            return type(None), ()
         raise NOT_COPIED
 
 

@@ -242,14 +242,15 @@ class Walk:
             if places.get(attribute) is not parameter or parameter.untyped_storage()._cdata != storage:
                 raise ArgumentError(f"{member.name} is another tensor than in offload(), or has other memory, and the engine trains the "
                                     "one from then. Change values with model.load_state_dict(), or change the model before offload()")
+            if parameter.requires_grad != is_trained:
+                raise ArgumentError(f"{member.name} was {'trained' if is_trained else 'frozen'} in offload() and is not any more: which "
+                                    "parameters are trained is fixed there. Take model.state_dict(), close the optimizer, make the model "
+                                    "anew with that, and offload it, which begins with moments of zero; or train all from the beginning, "
+                                    "with an lr and a weight_decay of 0 for the group of what rests")
             if parameter.grad is not None:
                 raise ArgumentError(f"{member.name} has a p.grad, which an offloaded model does not use: its gradients come from "
                                     "backward() alone. Assign none to p.grad, and train no parameter that was frozen in "
                                     "offload(); optimizer.zero_grad() removes it")
-            if parameter.requires_grad != is_trained:
-                raise ArgumentError(f"{member.name} was {'trained' if is_trained else 'frozen'} in offload() and is not any more: which "
-                                    "parameters are trained is fixed there. Save, make the model anew, and offload that with "
-                                    "restore=; an lr and a weight_decay of 0 in optimizer.groups keep a parameter as it is")
 
     def drop_gradients(self) -> None:
         """Those that torch has, from a backward that has failed or from the program: the next backward would add to them."""
@@ -422,8 +423,9 @@ class Walk:
         self.depth = 0  # an interrupt may have kept it from getting there
         self._enter()
         if self.activations is not None and self.active == FORWARD and torch.is_grad_enabled():
-            self._keeping = self.activations.hooks()
-            self._keeping.__enter__()
+            keeping = self.activations.hooks()
+            keeping.__enter__()  # raises where torch forbids such hooks
+            self._keeping = keeping
 
     def _root_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if _graph_task() == -1 and not isinstance(sys.exc_info()[1], _OtherThread):

@@ -209,6 +209,8 @@ def _require_new(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ArgumentError(f"{name} has no shape yet, as in lazy modules; run the model once before offload()")
+        if parameter.is_inference():
+            raise ArgumentError(f"{name} was made under torch.inference_mode(), so autograd cannot use it; make the model outside of it")
 
 
 def _join(norm_group: Any, counted_elsewhere: "Iterable[torch.Tensor]", units: Units, engine: Engine) -> None:

@@ -18,7 +18,7 @@ from .library import BACKWARD, StepReport
 from .units import Member, Units, opaque_types
 
 _OPAQUE_TEXT_MAX = 64 << 10
-_UPDATES = "sluice_updates"  # in a state_dict
+UPDATES = "sluice_updates"  # in a state_dict
 _FIXED = ("betas", "eps", "weight_decay", "momentum")
 
 
@@ -47,6 +47,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     of the last step."""
 
     _step_supports_amp_scaling = True  # so that a GradScaler calls step(), which says what is wrong
+
+    leaves_parameters = False  # in the model, for guards.py
 
     def __init__(self, units: Units, engine: Engine, config: "dict[str, Any]", lr: float) -> None:
         self._engine = engine
@@ -336,7 +338,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """The groups' learning rates, and the number of updates that the engine's state has seen. Moments are not in it."""
         self._engine.require_open()
         found = super().state_dict()
-        found[_UPDATES] = self._updates
+        found[UPDATES] = self._updates
         return found
 
     def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
@@ -345,13 +347,14 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if state_dict.get("state"):
             raise ArgumentError("the moments of an offloaded model cannot be set from a state_dict; save() and "
                                 "offload(restore=...) keep all of a training's state")
-        then = state_dict.get(_UPDATES, self._updates)
+        then = state_dict.get(UPDATES, self._updates)
         if then != self._updates:
             raise ArgumentError(f"this state_dict is of an optimizer that had made {then} updates, and "
                                 f"this one has made {self._updates}: the "
                                 "moments of an offloaded model are not in a state_dict, and training would go on with others. "
-                                "optimizer.save(folder) and offload(restore=...) keep all of a training's state")
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != _UPDATES})
+                                "optimizer.save(folder) keeps all of a training's state, and optimizer.load_checkpoint(folder) or "
+                                "offload(restore=...) goes back to it")
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != UPDATES})
 
     def __reduce__(self) -> Any:
         raise NOT_COPIED

@@ -337,6 +337,19 @@ def test_failures_of_the_drive(config, monkeypatch):
         optimizer._engine.destroy()
 
 
+def test_where_torch_forbids_such_hooks(config):
+    """torch.func does. The step that the forward has begun ends with torch's error."""
+    model = tiny()
+    optimizer = sluice.offload(model, {**config, "activations": "nvme"}, units=[Block])
+    with warnings.catch_warnings(), torch.autograd.graph.disable_saved_tensors_hooks("forbidden here"):
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="forbidden here"):
+            model(*batch(0))
+    model.state_dict()
+    train(model, optimizer, 2)
+    optimizer.close()
+
+
 def test_an_interrupt_leaves_no_hook(config):
     model = tiny()
     optimizer = sluice.offload(model, {**config, "activations": "nvme"}, units=[Block])

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import io
 import time
 import weakref
 
@@ -164,6 +165,47 @@ def test_copies_of_a_model_are_not_kept(place):  # noqa: F811
     assert known() is None
     ours.close()
     assert not any(module._forward_pre_hooks or module._state_dict_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("make", [lambda: Wide(is_slow=False), lambda: nn.Linear(512, 2048)], ids=["modules", "own"])
+def test_copies_of_a_model_have_what_the_update_writes(place, make):  # noqa: F811
+    """Parameters large enough for their update to end behind step(): those of modules in it, and those that the copied one owns."""
+    reference = make()
+    model = copy.deepcopy(reference)
+    theirs = torch.optim.AdamW(reference.parameters(), lr=1e-3)
+    ours = optim.AdamW(model.parameters(), lr=1e-3, overlap="forward", modules=model, config=place(host="2MiB"))
+    for _ in range(3):
+        for net, optimizer in ((reference, theirs), (model, ours)):
+            net(torch.ones(4, 512)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        copied = copy.deepcopy(model)
+        assert ours.report.pending_tensors == 0
+        for name, p in reference.named_parameters():
+            assert (copied.get_parameter(name) - p).abs().max() <= 1e-6
+    with pytest.raises(sluice.ArgumentError, match="cannot be pickled, for its hooks belong to the optimizer; save its state_dict"):
+        torch.save(model, io.BytesIO())
+    ours.close()
+    torch.save(model, io.BytesIO())
+
+
+@pytest.mark.parametrize("gradients", ["step", "backward"])
+def test_models_can_be_saved_and_optimizers_cannot(place, gradients):  # noqa: F811
+    model = tiny()
+    ours = optim.AdamW(model.parameters(), lr=1e-3, gradients=gradients, config=place(host="2MiB"))
+    model(*batch(0)).backward()
+    ours.step()
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    other = torch.load(saved, weights_only=False)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters()))
+    other(*batch(0)).backward()
+    torch.optim.SGD(other.parameters(), lr=1e-3).step()  # it belongs to no optimizer
+    for copied in (lambda: torch.save(ours, io.BytesIO()), lambda: copy.deepcopy(ours)):
+        with pytest.raises(sluice.ArgumentError, match="this optimizer keeps its state outside of Python"):
+            copied()
+    ours.close()
 
 
 def test_forward_is_as_torch(place):  # noqa: F811
