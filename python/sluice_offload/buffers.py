@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .errors import ArgumentError
+from .state import SafetensorsValues
 from .units import Units, names_of_members
 
 logger = logging.getLogger("sluice_offload")
@@ -25,13 +26,13 @@ def kept_buffers(model: nn.Module, units: Optional[Units] = None) -> "dict[str, 
     return found
 
 
-def matching_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]",
-                     units: Optional[Units] = None) -> "dict[str, tuple[torch.Tensor, torch.Tensor]]":
-    """The model's buffers that `values` has, each with its value. Raises ArgumentError where one has another shape."""
-    found = {name: (buffer, values[name]) for name, buffer in kept_buffers(model, units).items() if name in values}
-    for name, (buffer, value) in found.items():
-        if value.shape != buffer.shape:
-            raise ArgumentError(f"buffer {name} has shape {tuple(value.shape)} in the file, but {tuple(buffer.shape)} in the model; "
+def matching_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]", units: Optional[Units] = None) -> "dict[str, torch.Tensor]":
+    """The model's buffers that `values` has. Raises ArgumentError where one has another shape."""
+    found = {name: buffer for name, buffer in kept_buffers(model, units).items() if name in values}
+    for name, buffer in found.items():
+        shape = values.shape_of(name) if isinstance(values, SafetensorsValues) else tuple(values[name].shape)
+        if shape != tuple(buffer.shape):
+            raise ArgumentError(f"buffer {name} has shape {shape} in the file, but {tuple(buffer.shape)} in the model; "
                                 "no buffer was changed")
     return found
 
@@ -41,9 +42,9 @@ def take_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]", units: 
     shape, before any has changed."""
     found = matching_buffers(model, values, units)
     with torch.no_grad():
-        for buffer, value in found.values():
+        for name, buffer in found.items():
             if not buffer.is_meta:
-                buffer.copy_(value)
+                buffer.copy_(values[name])  # from a file: one is in memory at a time
     missing = sorted(name for name, buffer in kept_buffers(model, units).items() if not buffer.is_meta and name not in found)
     if missing:
         logger.warning("buffers %s keep their values, since the file has none for them", ", ".join(missing[:3]) +

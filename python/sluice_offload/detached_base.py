@@ -1,8 +1,10 @@
 """The common base of the optimizers of `sluice_offload.optim`: a torch.optim.Optimizer whose moments and fp32 masters
 live in host memory or on NVMe, while torch keeps parameters and gradients, in the CPU's memory or on a GPU."""
 
+import contextlib
 import math
 import os
+import threading
 import weakref
 from itertools import chain
 from typing import Any, Callable, Iterable, Mapping, Optional
@@ -22,6 +24,7 @@ from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of
 from .units import is_of_torch
 from .waits import Waits
 
+GRADIENT_BYTES = 64 << 20  # of updates under way in backward: enough for a drive to be busy
 _MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampening")
 
 
@@ -66,7 +69,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._has_stepped = False
         self._settings = self._complete(config, overlapped=gradients == "backward" or overlap == "forward")
         self._gradients, self._overlap = gradients, overlap
-        self._keep: "dict[int, list[Any]]" = {}      # tensors of updates under way, by index
+        self._keep: "dict[int, list[Any]]" = {}      # gradient and parameter of updates under way, by index
+        self._kept_bytes = 0                         # of the gradients
+        self._counting = threading.RLock()  # a GPU's parameters come on another thread than the CPU's
         self._copies: "dict[int, tuple[torch.Tensor, torch.Tensor]]" = {}  # parameters that are not contiguous
         self._hooks: "list[Any]" = []                # handles of those on parameters
         self._module_hooks: "list[Any]" = []         # handles of those on modules, which copies of a model share
@@ -208,7 +213,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if not local.is_contiguous():
             original, local = local, local.contiguous()
             self._copies[share.index] = (original, local)
-        self._keep[share.index] = [gradient, local]
+        with self._counting:
+            self._keep[share.index] = [gradient, local]
+            self._kept_bytes += gradient.nbytes
         entry = self.state[share.parameter]
         for kind in entry.add_kinds(self._moments(group)):
             if entry.steps > 0:  # the engine has kept what torch keeps from now on
@@ -230,7 +237,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._engine.begin(updates)
         except BaseException:
             for update in updates:
-                self._keep.pop(update.tensor, None)
+                self._forget(update.tensor)
                 self._copies.pop(update.tensor, None)
             for share, _ in shares[:len(updates)]:
                 self.state[share.parameter].steps -= 1
@@ -243,7 +250,12 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if index in self._copies:
             original, values = self._copies.pop(index)
             original.copy_(values)
-        self._keep.pop(index, None)
+        self._forget(index)
+
+    def _forget(self, index: int) -> None:
+        with self._counting:
+            if index in self._keep:
+                self._kept_bytes -= self._keep.pop(index)[0].nbytes
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -323,28 +335,38 @@ class DetachedOptimizer(torch.optim.Optimizer):
     # gradients="backward"
 
     def _take_in_backward(self) -> None:
-        groups = {id(p): group for group in self.param_groups for p in group["params"]}
+        self._group_of_id = {id(p): group for group in self.param_groups for p in group["params"]}
         self._taken: "set[int]" = set()
         self._held: "dict[int, tuple[torch.Tensor, Any]]" = {}  # gradients that wait for their norm
         self._step_supports_amp_scaling = True
 
+        reference = weakref.ref(self)  # torch keeps hooks of parameters where Python's collector does not look
+
         def take(p: torch.Tensor) -> None:
-            share = self._shares[id(p)]
-            if share.index in self._taken:
-                raise ArgumentError(f"{share.name} has got a second gradient before step(); with gradients=\"backward\" the "
-                                    "first is used already. Accumulate with gradients=\"step\"")
-            if self.clip_norm is None:
-                with torch.no_grad():
-                    self._begin([(share, groups[id(p)])])
-            else:
-                self._held[share.index] = (p, p.grad)
-            self._taken.add(share.index)
-            p.grad = None
+            optimizer = reference()
+            if optimizer is not None:
+                optimizer._take(p)
 
         self._remove_hooks()
         self._hooks = [p.register_post_accumulate_grad_hook(take) for group in self.param_groups for p in group["params"]
                          if p.requires_grad]
         guards.own((p for group in self.param_groups for p in group["params"]), self)
+
+    def _take(self, p: torch.Tensor) -> None:
+        share = self._shares[id(p)]
+        if share.index in self._taken:
+            raise ArgumentError(f"{share.name} has got a second gradient before step(); with gradients=\"backward\" the "
+                                "first is used already. Accumulate with gradients=\"step\"")
+        if self.clip_norm is None:
+            with torch.no_grad():
+                self._begin([(share, self._group_of_id[id(p)])])
+        else:
+            self._held[share.index] = (p, p.grad)
+        self._taken.add(share.index)
+        p.grad = None
+        with torch.no_grad(), self._counting:
+            while self._kept_bytes > GRADIENT_BYTES and len(self._keep) > 1:  # the newest runs beside the backward that goes on
+                self._wait_for(list(self._keep)[:1])
 
     def _remove_hooks(self) -> None:
         for handle in self._hooks:
@@ -490,6 +512,12 @@ class DetachedOptimizer(torch.optim.Optimizer):
         for hook in self._module_hooks:
             hook.remove()
         guards.disown((p for group in self.param_groups for p in group["params"]), self)
+
+    def __del__(self) -> None:
+        """Updates under way use tensors that this object keeps."""
+        if getattr(self, "_keep", None):
+            with contextlib.suppress(SluiceError):
+                self.synchronize()
 
     def __reduce__(self) -> Any:
         raise OPTIMIZER_NOT_COPIED

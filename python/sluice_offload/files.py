@@ -141,6 +141,7 @@ def _write(path: pathlib.Path, entries: "list[Any]", read: "Callable[[str], torc
             values = read(entry[0]).contiguous()
             if values.numel() != 0:
                 file.write((C.c_char * values.nbytes).from_address(values.data_ptr()))
+            del values  # before the next is read
     replace_file(path, write)
 
 

@@ -38,17 +38,31 @@ class FreedMemory:
         self._trim, self._count = getattr(library, "malloc_trim", None), getattr(library, "mallinfo2", None)  # since 2.33
         if self._count is not None:
             self._count.restype = _Counts
-        self._floor = 0  # resident memory at the last time, or less
+        self._floor = 0      # resident memory at the last time, or less
+        self._lowest = -1    # that it ever was; -1: not looked yet
+        self._used = 0       # in use at the last time
         self._give_back()
 
     def _give_back(self) -> None:
-        if self._trim is not None and (self._count is None or self._count().fordblks >= GROWTH):
+        counts = _Counts() if self._count is None else self._count()
+        if self._trim is not None and (self._count is None or counts.fordblks >= GROWTH):
             self._trim(C.c_size_t(0))
         self._floor = resident()
+        self._lowest = self._floor if self._lowest < 0 else min(self._lowest, self._floor)
+        self._used = counts.uordblks + counts.hblkhd
 
     def look(self) -> None:
         """Gives it back if resident memory has grown by GROWTH since the last time, and as much is free: else it is in use."""
         now = resident()
-        self._floor = min(self._floor, now)
+        self._floor, self._lowest = min(self._floor, now), min(self._lowest, now)
         if now > self._floor + GROWTH:
             self._give_back()
+
+    def look_closer(self) -> None:
+        """Also gives it back if what was in use the last time has been freed since, such as the copies of a state_dict(). Takes a
+        millisecond where there is such memory."""
+        self.look()
+        if self._count is not None and self._floor > self._lowest + GROWTH:
+            counts = self._count()
+            if counts.uordblks + counts.hblkhd + GROWTH <= self._used:
+                self._give_back()

@@ -431,7 +431,7 @@ class Walk:
         if _graph_task() == -1 and not isinstance(sys.exc_info()[1], _OtherThread):
             self.stop_keeping()
             self._leave()
-            self._freed.look()
+            self._freed.look_closer()
 
     def stop_keeping(self) -> None:
         """An interrupt leaves the forward's context open."""
@@ -477,6 +477,7 @@ class Walk:
             if held is not None and held.which != BACKWARD:
                 self._release(unit.index)
         trains = self.active == FORWARD and torch.is_grad_enabled() and not has_failed
+        self._freed.look()
         self._leave()
         if written is not None:
             raise ArgumentError(f"{written} was changed in its module's forward, where an offloaded model lends values: the change would "

@@ -207,11 +207,15 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
                 view = view[count:]
         return values
 
+    def shape_of(self, name: str) -> "tuple[int, ...]":
+        """Without reading the tensor."""
+        return tuple(self._places[name][4])
+
     def check_shape(self, name: str, shape: "Sequence[int]") -> None:
         """Raises ArgumentError where the tensor has another shape."""
-        path, _, _, _, found = self._places[name]
-        if tuple(found) != tuple(shape):
-            raise ArgumentError(f"{name} has shape {tuple(found)} in {path}, but {tuple(shape)} in the model; nothing was loaded")
+        path, found = self._places[name][0], self.shape_of(name)
+        if found != tuple(shape):
+            raise ArgumentError(f"{name} has shape {found} in {path}, but {tuple(shape)} in the model; nothing was loaded")
 
     def check_dtype(self, name: str, wanted: "torch.dtype | None" = None) -> None:
         """Raises ArgumentError where torch has no such type, or the tensor is of another than `wanted`."""

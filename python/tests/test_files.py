@@ -139,6 +139,30 @@ def test_one_tensor_at_a_time_is_in_memory(config, tmp_path):
     made[0].close()
 
 
+class Tabled(Tiny):
+    """With as many bytes of buffers as of parameters."""
+
+    def __init__(self, tables=20, **options):
+        super().__init__(**options)
+        for i in range(tables):
+            self.register_buffer(f"table{i}", torch.full((1 << 10, 1 << 10), float(i)))
+
+
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_one_buffer_at_a_time_is_read(config, tmp_path, on_meta):
+    optimizer = sluice.offload(Tabled(), config, units=[Block])
+    sluice.save_safetensors(optimizer._walk.model, tmp_path / "saved")
+    optimizer.close()
+    with torch.device("meta" if on_meta else "cpu"):
+        model = Tabled()
+    made = []
+    used = peak_bytes(lambda: made.append(sluice.offload(model, config, units=[Block], values=sluice.open_safetensors(tmp_path / "saved"))))
+    assert used <= (80 << 20) * on_meta + (48 << 20)  # all that is read would be 80 MiB more
+    for i in range(20):
+        assert (getattr(model, f"table{i}") == i).all()
+    made[0].close()
+
+
 class Wide(nn.Module):
     def __init__(self, width, hidden):
         super().__init__()

@@ -30,3 +30,9 @@ def test_memory_is_that_of_the_budgets(tmp_path):
 
 def test_the_models_own_memory_goes_back(tmp_path):
     run(tmp_path, "--in-memory")
+
+
+def test_freed_memory_goes_back_in_forward_and_behind_copies():
+    done = subprocess.run([sys.executable, "-B", str(pathlib.Path(__file__).with_name("freed_memory.py"))], capture_output=True, text=True,
+                          check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -12,7 +12,7 @@ from torch import nn
 
 import sluice_offload as sluice
 from conftest import batch, tiny, worst
-from sluice_offload import optim
+from sluice_offload import detached_base, optim
 from test_optim import assert_same_way, place, step_of  # noqa: F401
 
 
@@ -206,6 +206,34 @@ def test_models_can_be_saved_and_optimizers_cannot(place, gradients):  # noqa: F
         with pytest.raises(sluice.ArgumentError, match="this optimizer keeps its state outside of Python"):
             copied()
     ours.close()
+
+
+def test_gradients_take_no_memory(place, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(detached_base, "GRADIENT_BYTES", 2 << 20)
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
+    ours = optim.AdamW(model.parameters(), lr=1e-3, gradients="backward", config=place(host="2MiB"))
+    kept = []
+    for layer in model:
+        layer.weight.register_post_accumulate_grad_hook(lambda p: kept.append(sum(pair[0].nbytes for pair in ours._keep.values())))
+    for _ in range(2):
+        model(torch.ones(4, 512)).sum().backward()
+        assert ours._kept_bytes == sum(pair[0].nbytes for pair in ours._keep.values())
+        ours.step()
+        assert ours._kept_bytes == 0 and not ours._keep
+    assert len(kept) == 16 and max(kept) <= 2 << 20
+    ours.close()
+
+
+@pytest.mark.parametrize("gradients", ["step", "backward"])
+def test_what_is_dropped_is_collected(place, gradients):  # noqa: F811
+    """Without close(), and with updates under way."""
+    model = tiny(width=64)
+    ours = optim.AdamW(model.parameters(), lr=1e-3, gradients=gradients, config=place())
+    model(*batch(0)).backward()
+    known = [weakref.ref(ours), weakref.ref(model.positions)]
+    del model, ours
+    gc.collect()
+    assert [reference() for reference in known] == [None, None]
 
 
 def test_forward_is_as_torch(place):  # noqa: F811
