@@ -24,8 +24,21 @@ from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of
 from .units import is_of_torch
 from .waits import Waits
 
-GRADIENT_BYTES = 64 << 20  # of updates under way in backward: enough for a drive to be busy
+GRADIENT_BYTES = 64 << 20  # of updates under way, in backward or over copies: enough for a drive to be busy
 _MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampening")
+
+
+def _bunches(shares: "list[tuple[Share, dict[str, Any]]]") -> "list[list[tuple[Share, dict[str, Any]]]]":
+    """Updates that begin together: those without copies, and then as many as copy GRADIENT_BYTES."""
+    bunches, room = [[entry for entry in shares if not entry[0].copied_bytes()]], 0
+    for entry in shares:
+        if nbytes := entry[0].copied_bytes():
+            if room < nbytes:
+                bunches.append([])
+                room = GRADIENT_BYTES
+            bunches[-1].append(entry)
+            room -= nbytes
+    return [bunch for bunch in bunches if bunch]
 
 
 def _gpu_of(shares: "list[Share]") -> Optional[int]:
@@ -288,7 +301,14 @@ class DetachedOptimizer(torch.optim.Optimizer):
             if not self._has_stepped:
                 self._agree_on_values()
         shares = [(share, group) for share, group in shares if share.parameter.grad is not None]
-        self._begin(shares, self._clip([share.parameter.grad for share, _ in shares]))
+        for share, _ in shares:  # all, before the first is updated
+            share.check()
+            share.check_gradient()
+        scale = self._clip([share.parameter.grad for share, _ in shares])
+        for bunch in [shares] if self._overlap == "forward" else _bunches(shares):
+            self._begin(bunch, scale)
+            if self._copies and self._overlap != "forward":
+                self.synchronize()
         if self._gradients == "backward":
             for share, _ in shares:
                 share.parameter.grad = None

@@ -68,8 +68,8 @@ class Share:
                                 f"made, and is {p.dtype} {tuple(p.shape)} on {p.device} now; make a new optimizer, and load this "
                                 "one's state_dict() into it")
 
-    def gradient(self) -> torch.Tensor:
-        """The local gradient, contiguous, whole."""
+    def check_gradient(self) -> torch.Tensor:
+        """The gradient, which an update can use."""
         grad = self.parameter.grad
         assert grad is not None
         if grad.is_sparse or grad.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -80,7 +80,17 @@ class Share:
             raise ArgumentError(f"the gradient of {self.name} is placed as {getattr(grad, 'placements', 'a plain tensor')}, the "
                                 f"parameter as {getattr(self.parameter, 'placements', 'a plain tensor')}; reduce and "
                                 "redistribute it before step()")
-        return local_of(grad).contiguous()
+        return grad
+
+    def copied_bytes(self) -> int:
+        """What an update copies, since parameter or gradient is not contiguous, as in channels_last."""
+        grad = self.parameter.grad
+        tensors = [local_of(self.parameter), *([] if grad is None else [local_of(grad)])]
+        return sum(tensor.nbytes for tensor in tensors if not tensor.is_contiguous())
+
+    def gradient(self) -> torch.Tensor:
+        """The local gradient, contiguous, whole."""
+        return local_of(self.check_gradient()).contiguous()
 
     def whole(self, values: torch.Tensor) -> torch.Tensor:
         """State of these elements as a tensor like the parameter. With a group, every rank has to call it."""

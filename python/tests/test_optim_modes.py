@@ -224,6 +224,31 @@ def test_gradients_take_no_memory(place, monkeypatch):  # noqa: F811
     ours.close()
 
 
+def test_copies_of_what_is_not_contiguous_come_in_bunches(place, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(detached_base, "GRADIENT_BYTES", 200 << 10)
+    torch.manual_seed(2)
+    reference = nn.Sequential(*(nn.Conv2d(*((64, 32) if i % 2 else (32, 64)), 3) for i in range(6)))
+    model = copy.deepcopy(reference).to(memory_format=torch.channels_last)
+    theirs = torch.optim.AdamW(reference.parameters(), lr=1e-3)
+    ours = optim.AdamW(model.parameters(), lr=1e-3, config=place())
+    held, begin = [], ours._begin
+
+    def begin_and_count(*arguments):
+        begin(*arguments)
+        held.append(sum(copied.nbytes for _, copied in ours._copies.values()))
+    monkeypatch.setattr(ours, "_begin", begin_and_count)
+    x = torch.randn(2, 32, 16, 16).to(memory_format=torch.channels_last)
+    for _ in range(3):
+        for net, optimizer in ((reference, theirs), (model, ours)):
+            net(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(held) >= 12 and 0 < max(held) <= 200 << 10
+    for p, q in zip(model.parameters(), reference.parameters()):
+        assert (p - q).abs().max() <= 1e-5
+    ours.close()
+
+
 @pytest.mark.parametrize("gradients", ["step", "backward"])
 def test_what_is_dropped_is_collected(place, gradients):  # noqa: F811
     """Without close(), and with updates under way."""
