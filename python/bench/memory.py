@@ -56,7 +56,7 @@ def warm_up(width, x):
 
 
 def peak():
-    """Of this program: ru_maxrss of getrusage() may be that of the process that has started it."""
+    """This program's own: ru_maxrss of getrusage() may be that of the process that has started it."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
 

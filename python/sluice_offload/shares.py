@@ -83,7 +83,7 @@ class Share:
         return grad
 
     def copied_bytes(self) -> int:
-        """What an update copies, since parameter or gradient is not contiguous, as in channels_last."""
+        """Bytes that an update copies, since parameter or gradient is not contiguous, as in channels_last."""
         grad = self.parameter.grad
         tensors = [local_of(self.parameter), *([] if grad is None else [local_of(grad)])]
         return sum(tensor.nbytes for tensor in tensors if not tensor.is_contiguous())
