@@ -62,10 +62,11 @@ sluice_status sluice_finish_save(sluice_engine* engine, int* has_one) {
   });
 }
 
-sluice_status sluice_restore(sluice_engine* engine, const char* folder) {
+sluice_status sluice_restore(sluice_engine* engine, const char* folder, int converts) {
   return guarded(engine, __func__, [&](const char* name) {
     require(folder, name, "folder");
-    const OpenCheckpoint opened = open_checkpoint(folder);
+    const OpenCheckpoint opened = open_checkpoint(
+        folder, converts != 0 ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved);
     engine->engine->restore(*opened.source);
     // Its own, as long as the checkpoint is of as many ranks.
     const std::vector<std::string>& texts = opened.application;

@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 // This number increases with every change of this file, except for additions at the end.
-#define SLUICE_ABI_VERSION 2
+#define SLUICE_ABI_VERSION 3
 
 typedef enum sluice_status {
   SLUICE_OK = 0,
@@ -267,8 +267,10 @@ sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_
 sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
 // Sets the whole state from the checkpoint in `folder`. The program makes this call instead of
-// sluice_initialize(). Training then continues with the same bits as an uninterrupted run.
-sluice_status sluice_restore(sluice_engine* engine, const char* folder);
+// sluice_initialize(). Training then continues with the same bits as an uninterrupted run. A
+// checkpoint with another precision, other frozen units or other moments is refused if `converts`
+// is 0, and otherwise converted: masters are copied exactly (docs/checkpoints.md).
+sluice_status sluice_restore(sluice_engine* engine, const char* folder, int converts);
 // The program makes this call instead of sluice_initialize() if the config has storage.state
 // (docs/durable.md). The call resumes from the durable store's last commit and sets `*is_new` to 0.
 // If there is no store, the call makes a store from `values` and sets `*is_new` to 1. If

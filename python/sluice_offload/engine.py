@@ -335,43 +335,57 @@ class Engine:
         assert path.value is not None
         return os.fsdecode(path.value)
 
-    def restore(self, folder: "str | os.PathLike[str]") -> str:
+    def restore(self, folder: "str | os.PathLike[str]", converts: bool) -> str:
         """Takes all of the state from a checkpoint, instead of initialize(), and returns the text that came with it."""
-        self._lib.restore(self._handle, os.fsencode(folder))
+        self._lib.restore(self._handle, os.fsencode(folder), converts)
         return self._application_text()
 
-    def replace_state(self, folder: "str | os.PathLike[str]") -> str:
+    def replace_state(self, folder: "str | os.PathLike[str]", converts: bool) -> str:
         """Takes all of the state from a checkpoint, instead of the one that there is, and returns the text that came with
         it. Units have other addresses from then on."""
         if not os.path.isfile(os.path.join(folder, "sluice_state.json")):
             raise ArgumentError(f"{os.fspath(folder)} is no checkpoint, for it has no sluice_state.json; the state is as before")
-        self._require_same_model(folder)
+        self._require_same_model(folder, converts)
         self._last_saved = self.saved(waits=True)  # a save under way would end with this engine
         self.drain()
         self.destroy()
         self._create()
         try:
-            return self.restore(folder)
+            return self.restore(folder, converts)
         except Exception:
             self.destroy()
             logger.error("the state from before is gone with the checkpoint that could not be read: %s", os.fspath(folder))
             raise
 
-    def _require_same_model(self, folder: "str | os.PathLike[str]") -> None:
+    def _require_same_model(self, folder: "str | os.PathLike[str]", converts: bool) -> None:
         """Before anything is changed. The engine sees what is wrong with a description that cannot be read."""
         try:
             with open(os.path.join(folder, "sluice_state.json"), encoding="utf-8") as file:
-                saved = {tensor["name"]: (list(tensor["shape"]), bool(tensor["frozen"])) for tensor in json.load(file)["model"]}
+                description = json.load(file)
+            saved = {tensor["name"]: (list(tensor["shape"]), bool(tensor["frozen"])) for tensor in description["model"]}
+            kinds = [description["optimizer"]["type"], description["precision"], description["optimizer"].get("state", "fp32")]
         except (OSError, ValueError, KeyError, TypeError):
             return
+        own_settings = json.loads(self._config)
+        optimizer = own_settings["optimizer"]
+        own_kinds = [optimizer.get("type", "adamw"), own_settings["precision"]["parameters"], optimizer.get("state", "fp32")]
+        for key, found, own in zip(("optimizer.type", "precision.parameters", "optimizer.state"), kinds, own_kinds):
+            if found != own and not (converts and key != "optimizer.type"):
+                remedy = ("convert=True takes the masters over exactly" if key != "optimizer.type" else "their moments mean different things; "
+                          "the values alone can be given to the model before offload()")
+                raise ArgumentError(f"{os.fspath(folder)} was saved with {key} {json.dumps(found)}, and this training has "
+                                    f"{json.dumps(own)}; {remedy}; the state is as before")
         for unit in self._units.units:
             for member in () if unit.is_opaque else unit.members:
-                own = list(member.parameter.shape), unit.is_frozen
-                found = saved.get(member.name)
-                if found != own:
-                    there = "has none" if found is None else f"has one of shape {found[0]}, {'frozen' if found[1] else 'trained'}"
-                    raise ArgumentError(f"{os.fspath(folder)} is of another model: this one has a {member.name} of shape {own[0]}, "
-                                        f"{'frozen' if own[1] else 'trained'}, and the checkpoint {there}; the state is as before")
+                own_shape, found_shape = list(member.parameter.shape), saved.get(member.name, (None, None))[0]
+                if found_shape != own_shape:
+                    there = "has none" if found_shape is None else f"has one of shape {found_shape}"
+                    raise ArgumentError(f"{os.fspath(folder)} is of another model: this one has a {member.name} of shape {own_shape}, "
+                                        f"and the checkpoint {there}; the state is as before")
+                if saved[member.name][1] != unit.is_frozen and not converts:
+                    raise ArgumentError(f"{os.fspath(folder)} has {member.name} {'frozen' if saved[member.name][1] else 'trained'}, and "
+                                        f"it is {'frozen' if unit.is_frozen else 'trained'} here; convert=True starts with zero moments where a "
+                                        "tensor was frozen; the state is as before")
 
     def _application_text(self) -> str:
         text = C.c_char_p()

@@ -64,13 +64,8 @@ def in_a_step(call: str) -> ArgumentError:
     return ArgumentError(f"{call} in the middle of a step, {_HOW_TO_END_A_STEP}")
 
 
-# Remedies that only a program of C++ can take.
-_ONLY_THE_SAME = ("restore= takes a checkpoint of the same precision, moments and frozen parameters; its values alone can be given to the "
-                  "model before offload()")
-_WORDS = {"--convert changes the precision, and rounds the parameters from the masters again": _ONLY_THE_SAME,
-          "--convert continues from the rounded moments, in fp32": _ONLY_THE_SAME,
-          "--convert starts with zero moments where a tensor was frozen": _ONLY_THE_SAME,
-          "--convert rounds the moments to 8bit": _ONLY_THE_SAME, "--convert rounds the moments to bf16": _ONLY_THE_SAME,
+# Remedies of the command line, or for programs of C++ alone.
+_WORDS = {"--convert": "convert=True",
           " (`sluice train --checkpoint DIR`), or set the config's model as it was when the checkpoint was saved": "",
           "their moments mean different things; start from the weights alone (--init)": "their moments mean different things; the values "
           "alone can be given to the model before offload()",

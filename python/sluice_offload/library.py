@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from .errors import SluiceError, error_of
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 FORWARD, BACKWARD, INFERENCE = 0, 1, 2
 PARAMETER, MASTER, EXP_AVG, EXP_AVG_SQ = 0, 1, 2, 3
 OPAQUE, ANNOUNCED, PINNED, LOCAL = 2, 4, 8, 16  # of Unit.is_frozen
@@ -145,7 +145,7 @@ _ARGUMENTS = {
     "begin_save": [_ENGINE, C.c_char_p, C.c_uint32, C.c_char_p],
     "poll_save": [_ENGINE, C.POINTER(C.c_int)],
     "finish_save": [_ENGINE, C.POINTER(C.c_int)],
-    "restore": [_ENGINE, C.c_char_p],
+    "restore": [_ENGINE, C.c_char_p, C.c_int],
     "open_or_create": [_ENGINE, Values, C.c_void_p, C.c_int, C.POINTER(C.c_int)],
     "set_application": [_ENGINE, C.c_char_p],
     "commit_now": [_ENGINE],

@@ -60,7 +60,7 @@ _ELSEWHERE = {"betas": _in_config("beta1", "beta2"), "eps": _in_config("epsilon"
 def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             units: "Sequence[type | str] | None" = None, lr: Optional[float] = None,
             values: "Values | None" = None, storage: Optional[str] = None,
-            restore: "str | os.PathLike[str] | None" = None, resume: bool = False,
+            restore: "str | os.PathLike[str] | None" = None, convert: bool = False, resume: bool = False,
             optimizer: Optional[torch.optim.Optimizer] = None, buffers: "Sequence[str]" = (), process_group: Any = None,
             norm_group: Any = None, counted_elsewhere: "Iterable[torch.Tensor]" = (),
             announced: "Iterable[type | str]" = (), local: "Iterable[type | str]" = (),
@@ -76,6 +76,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     values: where the parameters' values are, by name, for a model on the meta device.
     restore: the folder of a checkpoint that `optimizer.save()` has written. Parameters, masters, moments, step and learning
         rates are its; training goes on with the bits that it would have had without a break.
+    convert: `restore` may have another precision, other moments (`optimizer.state`) or other frozen parameters. Masters are taken
+        over exactly, parameters and moments are rounded, and the moments of a parameter that was frozen begin at zero.
     resume: goes on from the last commit of the durable store that the config names (`storage.state.name`), or begins anew
         where there is none: parameters, masters, moments, step and learning rates are the commit's, and
         `optimizer.resumed_step` is its step.
@@ -110,6 +112,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     announced, local = tuple(announced), tuple(local)
     if restore is not None and values is not None:
         raise ArgumentError("offload(): values and restore exclude each other; the checkpoint has all values")
+    if convert and restore is None:
+        raise ArgumentError("offload(): convert is for a checkpoint that restore names")
     if restore is not None and resume:
         raise ArgumentError("offload(): restore and resume exclude each other; a checkpoint is restored, a durable store is "
                             "resumed")
@@ -147,7 +151,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         text = None
         step = None
         if restore is not None:
-            text = engine.restore(restore)
+            text = engine.restore(restore, convert)
         elif _opens_store(engine, settings, resume):
             step = engine.committed_step()
             text = engine.open_or_create(_values_of(values), found)

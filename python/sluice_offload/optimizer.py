@@ -359,15 +359,16 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def __reduce__(self) -> Any:
         raise NOT_COPIED
 
-    def load_checkpoint(self, folder: "str | os.PathLike[str]") -> None:
+    def load_checkpoint(self, folder: "str | os.PathLike[str]", *, convert: bool = False) -> None:
         """Takes all of the state, learning rates included, from a checkpoint that save() has written, instead of what there
-        is. `application` is its text then. Between steps."""
+        is. `application` is its text then. `convert` takes one of another precision, with other moments or other frozen
+        parameters, as in offload(). Between steps."""
         self._require_no_step("load_checkpoint", changes=True)
         if self._is_durable:
             raise ArgumentError("a durable store goes on from its own last commit, by resume=True; it cannot take a checkpoint")
         if self._opaque:
             self._check_opaque_of(folder)
-        text = self._engine.replace_state(folder)
+        text = self._engine.replace_state(folder, convert)
         self.report = None
         self._updates = self._engine.applied_step()
         self.take_over(text)

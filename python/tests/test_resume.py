@@ -2,13 +2,14 @@
 
 import copy
 import json
+import math
 import pathlib
 
 import pytest
 import torch
 
 import sluice_offload as sluice
-from conftest import Block, adamw, batch, tiny, train
+from conftest import Block, adamw, batch, tiny, train, worst
 
 
 def states(optimizer):
@@ -152,6 +153,56 @@ def test_what_is_refused(config, tmp_path):
     data.write_bytes(content)
     config["optimizer"]["groups"] = [{"tensors": ["embedding.*"], "learning_rate_factor": 0.1}]
     refused(sluice.SluiceError, "param_groups", restore=folder)
+
+
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_a_checkpoint_of_another_precision_is_converted(config, tmp_path, goes_back):
+    """Masters and moments as they are, parameters rounded from them, and the learning rate."""
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    train(model, optimizer, 3)
+    optimizer.param_groups[0]["lr"] = 3e-4
+    folder, expected = optimizer.save(tmp_path / "run"), states(optimizer)
+    optimizer.close()
+    config["precision"] = {"parameters": "bf16"}
+    other = tiny(seed=5)
+    if goes_back:
+        resumed = sluice.offload(other, config, units=[Block])
+        train(other, resumed, 1)
+        resumed.load_checkpoint(folder, convert=True)
+    else:
+        resumed = sluice.offload(other, config, units=[Block], restore=folder, convert=True)
+    assert resumed._engine.applied_step() == 3 and resumed.param_groups[0]["lr"] == 3e-4
+    for one, two in zip(states(resumed), expected, strict=True):
+        assert torch.equal(one, two)
+    masters = dict(zip((member.name for unit in resumed._walk.units.units for member in unit.members), expected[::3]))
+    values = other.state_dict()
+    for name, master in masters.items():
+        assert values[name].dtype == torch.bfloat16 and torch.equal(values[name].flatten(), master.flatten().bfloat16())
+    assert all(map(math.isfinite, train(other, resumed, 2)[0]))
+    resumed.close()
+
+
+def test_a_checkpoint_with_other_frozen_parts_is_converted(config, tmp_path):
+    """A parameter that was frozen begins with zero moments, like one that torch's optimizer meets for the first time."""
+    reference, model = tiny(), tiny()
+    for one in (reference, model):
+        one.norm.requires_grad_(False)
+    theirs, ours = adamw(reference, config), sluice.offload(model, config, units=[Block])
+    train(model, ours, 2), train(reference, theirs, 2, 1.0)
+    folder = ours.save(tmp_path / "run")
+    ours.close()
+    reference.norm.requires_grad_(True)
+    for group in adamw(reference, config).param_groups:
+        group["params"] = [p for p in group["params"] if not any(p is q for known in theirs.param_groups for q in known["params"])]
+        if group["params"]:
+            theirs.add_param_group(group)
+    again = tiny(seed=5)
+    ours = sluice.offload(again, config, units=[Block], restore=folder, convert=True)
+    assert worst(train(again, ours, 3, first=2)[0], train(reference, theirs, 3, 1.0, first=2)[0]) <= 2e-6
+    with sluice.gathered(again):
+        assert (again.norm.weight - reference.norm.weight).abs().max() <= 2e-6
+    ours.close()
 
 
 def test_what_json_cannot_hold_stays_with_the_program(config, tmp_path):

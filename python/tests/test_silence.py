@@ -235,9 +235,37 @@ def test_a_checkpoint_of_a_model_with_other_frozen_parts(config, tmp_path):
     ours = sluice.offload(saved, config, units=[Block])
     folder = ours.save(tmp_path / "frozen")
     ours.close()
-    with pytest.raises(sluice.ConfigError, match="norm.*frozen.*restore= takes a checkpoint of the same") as refused:
+    with pytest.raises(sluice.ConfigError, match="norm.*frozen.*convert=True starts with zero moments") as refused:
         sluice.offload(tiny(), config, units=[Block], restore=folder)
     assert "--" not in str(refused.value)
+    with pytest.raises(sluice.ArgumentError, match="convert is for a checkpoint that restore names"):
+        sluice.offload(tiny(), config, units=[Block], convert=True)
+
+
+@pytest.mark.parametrize("found, words", [
+    ({"precision": {"parameters": "bf16"}}, 'precision.parameters "bf16", and this training has "fp32"; convert=True takes'),
+    ({"optimizer": {"state": "8bit"}}, 'optimizer.state "8bit", and this training has "fp32"; convert=True takes'),
+    ({"optimizer": {"type": "sgd", "momentum": 0.9}}, 'optimizer.type "sgd", and this training has "adamw"; .*before offload'),
+    ({"frozen": True}, "norm.weight frozen, and it is trained here; convert=True starts with zero moments")])
+def test_another_kind_of_checkpoint_changes_nothing(config, tmp_path, found, words):
+    saved = tiny()
+    saved.norm.requires_grad_("frozen" not in found)
+    other_config = copy.deepcopy(config)
+    if "optimizer" in found:
+        other_config["optimizer"] = {}
+    for section, keys in found.items():
+        if section != "frozen":
+            other_config.setdefault(section, {}).update(keys)
+    other = sluice.offload(saved, other_config, units=[Block])
+    folder = other.save(tmp_path / "other")
+    other.close()
+    reference, model = tiny(), tiny()
+    theirs, ours = adamw(reference, config), sluice.offload(model, config, units=[Block])
+    train(model, ours, 2), train(reference, theirs, 2, 1.0)
+    with pytest.raises(sluice.ArgumentError, match=f"{words}.*the state is as before"):
+        ours.load_checkpoint(folder)
+    assert_still_right((reference, model, theirs, ours))
+    ours.close()
 
 
 def test_parameters_of_inference_mode(config):

@@ -97,7 +97,7 @@ TEST_F(CApiCall, NoEngine) {
   refused(sluice_begin_save(nullptr, "/tmp", 0, nullptr), "the engine is null");
   refused(sluice_poll_save(nullptr, &flag), "the engine is null");
   refused(sluice_finish_save(nullptr, &flag), "the engine is null");
-  refused(sluice_restore(nullptr, "/tmp"), "the engine is null");
+  refused(sluice_restore(nullptr, "/tmp", 0), "the engine is null");
   refused(sluice_open_or_create(nullptr, sine_values, nullptr, 0, &flag), "the engine is null");
   refused(sluice_set_application(nullptr, "a"), "the engine is null");
   refused(sluice_commit_now(nullptr), "the engine is null");

@@ -172,14 +172,36 @@ TEST_F(CApiCheckpoint, GoesOnWithTheSameBits) {
 
   const sluice_model made = model();
   ASSERT_EQ(sluice_engine_create(config().c_str(), &made, &engine_), SLUICE_OK);
-  EXPECT_EQ(sluice_restore(engine_, "/nowhere"), SLUICE_INPUT);
-  ASSERT_EQ(sluice_restore(engine_, folder.c_str()), SLUICE_OK) << sluice_last_error();
+  EXPECT_EQ(sluice_restore(engine_, "/nowhere", 0), SLUICE_INPUT);
+  ASSERT_EQ(sluice_restore(engine_, folder.c_str(), 0), SLUICE_OK) << sluice_last_error();
   ASSERT_EQ(sluice_application_text(engine_, &text), SLUICE_OK);
   EXPECT_EQ(std::string(text), "position 17");
   std::uint64_t step = 0;
   ASSERT_EQ(sluice_applied_step(engine_, &step), SLUICE_OK);
   EXPECT_EQ(step, 3u);
   train(2);
+  EXPECT_EQ(master(0, 5000), expected);
+}
+
+TEST_F(CApiCheckpoint, OneOfAnotherPrecisionIsConvertedOnDemand) {
+  make();
+  train(2);
+  const std::string root = directory_.file("saved");
+  std::filesystem::create_directory(root);
+  ASSERT_EQ(sluice_save(engine_, root.c_str(), 0, nullptr), SLUICE_OK) << sluice_last_error();
+  const std::vector<float> expected = master(0, 5000);
+  sluice_engine_destroy(engine_);
+  engine_ = nullptr;
+
+  std::string rounded = config();
+  rounded.replace(rounded.find("fp32"), 4, "bf16");
+  const sluice_model made = model();
+  ASSERT_EQ(sluice_engine_create(rounded.c_str(), &made, &engine_), SLUICE_OK);
+  const std::string folder = root + "/latest";
+  EXPECT_EQ(sluice_restore(engine_, folder.c_str(), 0), SLUICE_INPUT);
+  EXPECT_NE(std::string(sluice_last_error()).find("\"precision\" is fp32"), std::string::npos)
+      << sluice_last_error();
+  ASSERT_EQ(sluice_restore(engine_, folder.c_str(), 1), SLUICE_OK) << sluice_last_error();
   EXPECT_EQ(master(0, 5000), expected);
 }
 
@@ -223,7 +245,7 @@ TEST_F(CApiCheckpoint, OneThatIsWrittenBesideTrainingHasItsStep) {
   engine_ = nullptr;
 
   ASSERT_EQ(sluice_engine_create(config().c_str(), &made, &engine_), SLUICE_OK);
-  ASSERT_EQ(sluice_restore(engine_, folder.c_str()), SLUICE_OK) << sluice_last_error();
+  ASSERT_EQ(sluice_restore(engine_, folder.c_str(), 0), SLUICE_OK) << sluice_last_error();
   EXPECT_EQ(master(0, 5000), expected);
   ASSERT_EQ(sluice_application_text(engine_, &text), SLUICE_OK);
   EXPECT_EQ(std::string(text), "position 17");
@@ -273,7 +295,7 @@ TEST_F(CApiCheckpoint, ADurableStoreGoesOnWithTheSameBits) {
 TEST_F(CApiCheckpoint, RefusesBadInput) {
   make();
   EXPECT_EQ(sluice_save(engine_, nullptr, 0, nullptr), SLUICE_INVALID_ARGUMENT);
-  EXPECT_EQ(sluice_restore(engine_, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_restore(engine_, nullptr, 0), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(sluice_saved_path(engine_, nullptr), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(sluice_application_text(engine_, nullptr), SLUICE_INVALID_ARGUMENT);
   ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);

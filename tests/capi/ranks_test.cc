@@ -157,7 +157,7 @@ TEST_F(CApiRanks, EachHasAnExpertOfItsOwn) {
   made.unit_count = 4;
   const std::string own = config(R"("type": "sgd", "momentum": 0, "weight_decay": 0)");
   ASSERT_EQ(sluice_engine_create(own.c_str(), &made, &engine_), SLUICE_OK) << sluice_last_error();
-  ASSERT_EQ(sluice_restore(engine_, (directory_.path() + "/saved/latest").c_str()), SLUICE_OK)
+  ASSERT_EQ(sluice_restore(engine_, (directory_.path() + "/saved/latest").c_str(), 0), SLUICE_OK)
       << sluice_last_error();
   EXPECT_NE(master(3, 5000), master(4, 5000));
 }
