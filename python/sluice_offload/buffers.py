@@ -1,8 +1,9 @@
-"""Buffers that stay torch's, such as the running means of BatchNorm. The engine's checkpoints do not have them, so a program that restores a
-model takes them from elsewhere."""
+"""Buffers that stay torch's, such as the running means of BatchNorm. The engine does not have them, so the text beside its state keeps
+them in checkpoints and commits."""
 
+import base64
 import logging
-from typing import Mapping, Optional
+from typing import Any, Iterator, Mapping, Optional
 
 import torch
 from torch import nn
@@ -12,6 +13,11 @@ from .state import SafetensorsValues
 from .units import Units, names_of_members
 
 logger = logging.getLogger("sluice_offload")
+
+COMMIT_CHARACTERS_MAX = 1 << 20    # of the text of a commit, by the C interface
+BUFFER_CHARACTERS_MAX = 96 << 20   # of a checkpoint's, for buffers of 72 MiB: it is in memory several times while it is written
+_ENTRY_CHARACTERS = 64             # of type, shape and punctuation, and some more
+_SMALL_BYTES = 64 << 10
 
 
 def kept_buffers(model: nn.Module, units: Optional[Units] = None) -> "dict[str, torch.Tensor]":
@@ -26,15 +32,79 @@ def kept_buffers(model: nn.Module, units: Optional[Units] = None) -> "dict[str, 
     return found
 
 
+class SavedBuffers(Mapping[str, torch.Tensor]):
+    """Buffers of a checkpoint's or commit's text, by name. Each is decoded when it is asked for."""
+
+    def __init__(self, entries: "Mapping[str, Any]") -> None:
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        dtype, shape, bits = self._entries[name]
+        data = bytearray(base64.b64decode(bits))
+        return torch.frombuffer(data, dtype=getattr(torch, dtype)).view(shape) if data else torch.empty(shape, dtype=getattr(torch, dtype))
+
+    def __iter__(self) -> "Iterator[str]":
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def shape_of(self, name: str) -> "tuple[int, ...]":
+        return tuple(self._entries[name][1])
+
+
+class BufferText:
+    """Makes the text that keeps a model's buffers. Buffers that a text cannot keep are left out, which is said once."""
+
+    def __init__(self, model: nn.Module, units: Units) -> None:
+        self._model, self._units = model, units
+        self._has_warned = False
+
+    def entries(self, room: int) -> "dict[str, list[Any]]":
+        """Returns type, shape and bits in base64, as SavedBuffers reads them. Empty if that would take more than `room` characters."""
+        kept = {name: buffer.detach() for name, buffer in kept_buffers(self._model, self._units).items() if not buffer.is_meta}
+        plain = {name: buffer for name, buffer in kept.items() if buffer.layout == torch.strided and not buffer.is_quantized}
+        if len(plain) < len(kept):
+            self._warn(f"buffers {', '.join(sorted(set(kept) - set(plain))[:3])} are sparse or quantized, which checkpoints of Sluice cannot "
+                       "keep")
+        size = sum(_ENTRY_CHARACTERS + len(name) + (buffer.nbytes + 2) // 3 * 4 for name, buffer in plain.items())
+        if size > room:
+            self._warn(f"the model's buffers would take {size} characters of the text beside the state, which has room for {room}")
+            return {}
+        return {name: [str(buffer.dtype).removeprefix("torch."), list(buffer.shape), base64.b64encode(bits).decode()]
+                for (name, buffer), bits in zip(plain.items(), _bits_of(list(plain.values())))}
+
+    def _warn(self, message: str) -> None:
+        if not self._has_warned:
+            logger.warning("%s: a training that goes on keeps those that the program makes. Save them yourself, from model.named_buffers(), "
+                           "or make them with persistent=False if they never change", message)
+        self._has_warned = True
+
+
+def _bits_of(buffers: "list[torch.Tensor]") -> "list[Any]":
+    """The bytes of each. Small ones come from a GPU together, since each copy from there waits for it."""
+    flat = [buffer.reshape(-1).contiguous().view(torch.uint8) for buffer in buffers]
+    small = [i for i, bits in enumerate(flat) if not bits.is_cpu and bits.numel() <= _SMALL_BYTES]
+    for device in {flat[i].device for i in small}:
+        there = [i for i in small if flat[i].device == device]
+        for i, bits in zip(there, torch.cat([flat[i] for i in there]).cpu().split([flat[i].numel() for i in there])):
+            flat[i] = bits
+    return [bits.cpu().numpy() for bits in flat]
+
+
 def matching_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]", units: Optional[Units] = None) -> "dict[str, torch.Tensor]":
     """The model's buffers that `values` has. Raises ArgumentError where one has another shape."""
     found = {name: buffer for name, buffer in kept_buffers(model, units).items() if name in values}
     for name, buffer in found.items():
-        shape = values.shape_of(name) if isinstance(values, SafetensorsValues) else tuple(values[name].shape)
+        shape = values.shape_of(name) if isinstance(values, (SafetensorsValues, SavedBuffers)) else tuple(values[name].shape)
         if shape != tuple(buffer.shape):
-            raise ArgumentError(f"buffer {name} has shape {shape} in the file, but {tuple(buffer.shape)} in the model; "
+            raise ArgumentError(f"buffer {name} has shape {shape} in the {_place_of(values)}, but {tuple(buffer.shape)} in the model; "
                                 "no buffer was changed")
     return found
+
+
+def _place_of(values: "Mapping[str, torch.Tensor]") -> str:
+    return "checkpoint" if isinstance(values, SavedBuffers) else "file"
 
 
 def take_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]", units: Optional[Units] = None) -> None:
@@ -47,8 +117,14 @@ def take_buffers(model: nn.Module, values: "Mapping[str, torch.Tensor]", units: 
                 buffer.copy_(values[name])  # from a file: one is in memory at a time
     missing = sorted(name for name, buffer in kept_buffers(model, units).items() if not buffer.is_meta and name not in found)
     if missing:
-        logger.warning("buffers %s keep their values, since the file has none for them", ", ".join(missing[:3]) +
-                       (" and others" if len(missing) > 3 else ""))
+        logger.warning("buffers %s keep their values, since the %s has none for them", ", ".join(missing[:3]) +
+                       (" and others" if len(missing) > 3 else ""), _place_of(values))
+
+
+def take_saved(model: nn.Module, saved: SavedBuffers, units: Units) -> None:
+    """Gives the model's buffers those of a checkpoint or commit. Says which ones it lacks."""
+    if saved or kept_buffers(model, units):
+        take_buffers(model, saved, units)
 
 
 def make_buffers(model: nn.Module, values: object, units: Units, device: torch.device) -> None:

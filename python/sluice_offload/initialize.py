@@ -15,7 +15,6 @@ from typing import Any, Iterable, Mapping, Optional
 import torch
 from torch import nn
 
-from .buffers import kept_buffers, take_buffers
 from .deepspeed import add_keys, convert_buffers, leave_checkpoints, read_any_config
 from .described import describe
 from .engine import Config, names_type
@@ -29,7 +28,6 @@ from .units import Units, find_units
 
 logger = logging.getLogger("sluice_offload")
 _LATEST = "latest"
-_BUFFER_BYTES_MAX = 192 << 10  # their text is a third longer, and a commit has room for 1 MiB
 
 
 def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: Any = None, model_parameters: Any = None,
@@ -153,7 +151,6 @@ class OffloadEngine(nn.Module):
         self._batch = settings.get("batch", {})
         self._boundary: Optional[bool] = None
         self._was_applied = False
-        self._has_warned = False
         self._loss = 0.0  # of the step's micro-batches so far, for `sluice top`
         if optimizer.resumed_step is not None:
             self._take(optimizer.application)
@@ -281,20 +278,7 @@ class OffloadEngine(nn.Module):
         batch = int(self._batch.get("sequences", 0))
         return json.dumps({"global_steps": self.global_steps + steps, "micro_steps": micro, "skipped_steps": self.skipped_steps,
                            "global_samples": micro * batch * self.world_size, "scheduler": packed(scheduler), "scheduler_steps": steps,
-                           "client_state": client_state, **self._buffer_text(is_commit=steps > 0)})
-
-    def _buffer_text(self, is_commit: bool) -> "dict[str, str]":
-        """Those that stay torch's: the engine's files do not have them. Every commit of a durable store writes them again."""
-        kept = kept_buffers(self.module, self.module._sluice.gatherer.units)  # type: ignore[union-attr]
-        buffers = {name: buffer.detach() for name, buffer in kept.items() if not buffer.is_meta}
-        size = sum(buffer.nbytes for buffer in buffers.values())
-        if is_commit and size > _BUFFER_BYTES_MAX:
-            if not self._has_warned:
-                logger.warning("the model's buffers take %d bytes, too many for the commits of a durable store: they go on as the "
-                               "program makes them", size)
-            self._has_warned = True
-            return {}
-        return {"buffers": _as_text({name: buffer.cpu() for name, buffer in buffers.items()})} if buffers else {}
+                           "client_state": client_state})
 
     def _take(self, text: str) -> "dict[str, Any]":
         """The counts, the scheduler and the client's state from a checkpoint's text; returns the last."""
@@ -310,9 +294,6 @@ class OffloadEngine(nn.Module):
             self.lr_scheduler.load_state_dict(unpacked(saved["scheduler"]))
             for _ in range(saved["scheduler_steps"]):
                 self.lr_scheduler.step()
-        units = self.module._sluice.gatherer.units  # type: ignore[union-attr]
-        if "buffers" in saved or kept_buffers(self.module, units):
-            take_buffers(self.module, _from_text(saved["buffers"]) if "buffers" in saved else {}, units)
         return _from_text(client)
 
     def save_checkpoint(self, save_dir: "str | os.PathLike[str]", tag: "str | int | None" = None,

@@ -7,6 +7,7 @@ import json
 import os
 import weakref
 import zlib
+from collections import ChainMap
 from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from . import guards
 from .activations import ActivationStore, take_home
-from .buffers import make_buffers, matching_buffers, take_buffers
+from .buffers import make_buffers, matching_buffers, take_buffers, take_saved
 from .described import take_over
 from .engine import Config, Engine, complete_config, config_of_text, logger, names_type, read_config, require_no_deepspeed, warn_of_memory
 from .errors import ArgumentError
@@ -165,8 +166,9 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             group["lr"] = given["lr"]
             group.update({key: value for key, value in given.items()  # what schedulers keep there, such as initial_lr
                           if key not in optimizer.defaults and key not in ("params", "param_names")})  # type: ignore[union-attr]
-        if text is not None:
-            made.take_over(text)
+        saved = None if text is None else made.take_over(text)
+        if saved is not None:
+            matching_buffers(model, saved, found)
         made.resumed_step = step
     except BaseException:
         engine.destroy()
@@ -174,9 +176,12 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             activations.close()
         raise
     _adopt(found, engine, storages)
-    make_buffers(model, values, found, place.device)
+    given = values if isinstance(values, Mapping) else {}
+    make_buffers(model, given if saved is None else ChainMap(saved, given), found, place.device)  # type: ignore[arg-type]
     _move_rest(model, found, place)
-    if isinstance(values, Mapping) and text is None:  # a state that goes on is not that of these values any more
+    if saved is not None:  # a state that goes on is not that of `values` any more
+        take_saved(model, saved, found)
+    elif isinstance(values, Mapping):
         take_buffers(model, values, found)
     walk = Walk(model, found, engine, storages, made.rates, activations)
     made.bind(walk)

@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from .activations import ActivationStore
+from .buffers import BUFFER_CHARACTERS_MAX, COMMIT_CHARACTERS_MAX, BufferText, SavedBuffers, matching_buffers, take_saved
 from .engine import Engine
 from .errors import NOT_COPIED, ArgumentError, NonFiniteError, in_a_step
 from .hooks import Walk
@@ -89,6 +90,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def bind(self, walk: Walk) -> None:
         self._walk = walk
+        self._buffers = BufferText(walk.model, walk.units)
 
     def rates(self) -> "tuple[float, list[float]]":
         """The learning rate, and those of the config's groups."""
@@ -206,7 +208,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                                     "config's optimizer.groups fixes the rest")
         assert self._walk is not None
         if self._is_durable:
-            self._engine.set_application(self._text(self.application))
+            self._engine.set_application(self._text(self.application, COMMIT_CHARACTERS_MAX))
         if loss is not None:
             self._show_loss(loss)
         report = self._walk.finish()
@@ -286,14 +288,16 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._require_no_step("commit")
         self._engine.commit_now()
 
-    def _text(self, application: str) -> str:
-        """Returns the text that goes with a checkpoint or a commit."""
+    def _text(self, application: str, characters_max: int = BUFFER_CHARACTERS_MAX) -> str:
+        """Returns the text that goes with a checkpoint or a commit. Buffers have the room that the rest leaves."""
         groups = [{key: value for key, value in group.items() if key != "params" and _has_text(value)} for group in self.param_groups]
-        return json.dumps({"param_groups": groups, "application": application, **({"opaque": self._opaque_text} if self._opaque else {})},
-                          default=float)  # of tensors and of numpy's numbers
+        content = {"param_groups": groups, "application": application, **({"opaque": self._opaque_text} if self._opaque else {})}
+        text = json.dumps(content, default=float)  # of tensors and of numpy's numbers
+        buffers = self._buffers.entries(characters_max - len(text))
+        return f'{text[:-1]}, "buffers": {json.dumps(buffers)}}}' if buffers else text
 
-    def take_over(self, text: str) -> None:
-        """The learning rates of a checkpoint, from the text that came with it."""
+    def take_over(self, text: str) -> SavedBuffers:
+        """Takes the learning rates of a checkpoint from the text that came with it, and returns the buffers."""
         try:
             saved = json.loads(text)
             groups, application = saved["param_groups"], saved["application"]
@@ -307,6 +311,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             group.update(values)
         self.application = application
         self._opt_called = True  # schedulers that are stepped to this place need no step() before
+        return _buffers_of(saved)
 
     def _require_same_opaque(self, saved: Any) -> None:
         """Raises ArgumentError where a checkpoint's text names another type or shape of an opaque tensor, whose bytes would mean
@@ -323,8 +328,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 raise ArgumentError(f"the checkpoint has {name} as {then[0]} of shape {tuple(then[1])}, but the model as {dtype} of "
                                     f"shape {tuple(shape)}, and keeps its bits; make the model as it was saved")
 
-    def _check_opaque_of(self, folder: "str | os.PathLike[str]") -> None:
-        """The same before anything is replaced."""
+    def _check_text_of(self, folder: "str | os.PathLike[str]") -> None:
+        """The same before anything is replaced, and for buffers of other shapes."""
         try:
             with open(os.path.join(folder, "sluice_state.json"), encoding="utf-8") as file:
                 texts = json.load(file)["application"]
@@ -333,6 +338,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return  # the engine says what is wrong with it, or another program wrote it
         self._require_same_opaque(saved)
+        assert self._walk is not None
+        matching_buffers(self._walk.model, _buffers_of(saved), self._walk.units)
 
     def state_dict(self) -> "dict[str, Any]":
         """The groups' learning rates, and the number of updates that the engine's state has seen. Moments are not in it."""
@@ -366,12 +373,12 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._require_no_step("load_checkpoint", changes=True)
         if self._is_durable:
             raise ArgumentError("a durable store goes on from its own last commit, by resume=True; it cannot take a checkpoint")
-        if self._opaque:
-            self._check_opaque_of(folder)
+        self._check_text_of(folder)
         text = self._engine.replace_state(folder, convert)
         self.report = None
         self._updates = self._engine.applied_step()
-        self.take_over(text)
+        assert self._walk is not None
+        take_saved(self._walk.model, self.take_over(text), self._walk.units)
 
     def close(self) -> None:
         """Brings every update home and gives the engine's memory back. The model cannot be used any more."""
@@ -394,3 +401,9 @@ def _group_of(member: Member, patterns: "list[dict[str, Any]]") -> int:
         if any(_matches(pattern, member.name) for pattern in group["tensors"]):
             return i + 1
     return 0
+
+
+def _buffers_of(saved: Any) -> SavedBuffers:
+    """Those of a text that has been read; none where another program wrote it."""
+    found = saved.get("buffers", {}) if isinstance(saved, dict) else {}
+    return SavedBuffers(found if isinstance(found, dict) else {})

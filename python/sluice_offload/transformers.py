@@ -16,7 +16,6 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 import transformers
 
-from .buffers import kept_buffers, take_buffers
 from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, leave_checkpoints
 from .described import KEYS
 from .engine import Config
@@ -24,10 +23,8 @@ from .errors import ArgumentError
 from .offload import offload
 from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule
-from .units import Units
 
 _STATE = "sluice"  # in each checkpoint's folder
-_BUFFERS = "sluice_buffers.pt"  # beside it: buffers that stay torch's. Not every checkpoint has them with the weights.
 # The names, in messages about a DeepSpeed config, of the values that come from TrainingArguments.
 _NAMES = {"batch": "args.per_device_train_batch_size", "micro_batches": "args.gradient_accumulation_steps",
           "lr": "args.learning_rate", "betas": "[args.adam_beta1, args.adam_beta2]", "eps": "args.adam_epsilon",
@@ -101,7 +98,6 @@ class Trainer(transformers.Trainer):
             self._sluice = self.optimizer
             if self._sluice_restore is not None:
                 self._sluice.load_checkpoint(self._sluice_restore)
-                self._take_buffers(self._sluice_restore)
             return self.optimizer
         found = self._sluice_given
         if isinstance(found, DeepspeedConfig):
@@ -119,8 +115,6 @@ class Trainer(transformers.Trainer):
                                **self._sluice_options)
         if isinstance(found, DeepspeedConfig):
             convert_buffers(self.model, settings)
-        if self._sluice_restore is not None:
-            self._take_buffers(self._sluice_restore)
         self.optimizer = self._sluice
         return self.optimizer
 
@@ -170,9 +164,6 @@ class Trainer(transformers.Trainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if self._sluice is not None:
             self._sluice.save(os.path.join(output_dir, _STATE), keep=1)
-            buffers = kept_buffers(self.model, self._sluice_units_made())
-            if buffers and self.args.should_save:
-                torch.save(buffers, os.path.join(output_dir, _BUFFERS))
 
     def _take_checkpoint(self, folder: str) -> None:
         """At once, or as soon as the model is offloaded."""
@@ -183,21 +174,9 @@ class Trainer(transformers.Trainer):
             self._sluice_restore = path
         else:
             self._sluice.load_checkpoint(path)
-            self._take_buffers(path)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         self._take_checkpoint(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         self._take_checkpoint(str(self.state.best_model_checkpoint))
-
-    def _take_buffers(self, path: str) -> None:
-        """Those beside the state at `path`. An older checkpoint has none, which is said."""
-        file = os.path.join(os.path.dirname(os.path.dirname(path)), _BUFFERS)
-        values = torch.load(file, map_location="cpu", weights_only=True) if os.path.exists(file) else {}
-        take_buffers(self.model, values, self._sluice_units_made())
-
-    def _sluice_units_made(self) -> Optional[Units]:
-        walk = None if self._sluice is None else self._sluice._walk
-        return None if walk is None else walk.units
-

@@ -220,8 +220,8 @@ def test_what_json_cannot_hold_stays_with_the_program(config, tmp_path):
 STORE = {"name": "run-7"}
 
 
-def test_buffers_beside_a_store_that_goes_on_are_the_programs(config):
-    """The file of the first start has older ones."""
+def test_buffers_go_on_with_a_durable_store(config):
+    """The file of the first start has older ones, and the program made new ones."""
     config["storage"]["state"] = STORE
 
     def made(value):
@@ -230,17 +230,20 @@ def test_buffers_beside_a_store_that_goes_on_are_the_programs(config):
         model[1].running_mean.fill_(value)
         return model
     file = {name: tensor.clone() for name, tensor in made(3.0).state_dict().items()}
-    for value, expected in ((1.0, 3.0), (2.0, 2.0)):
+    expected = 8 * [3.0]
+    for value in (1.0, 2.0):
         model = made(value)
         optimizer = sluice.offload(model, config, values=file, resume=True)
-        assert model[1].running_mean.tolist() == 8 * [expected]
+        assert model[1].running_mean.tolist() == expected
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
         optimizer.close()
+        expected = model[1].running_mean.tolist()
+        assert expected != 8 * [3.0]
 
 
 def test_buffers_on_the_meta_device_are_made_from_the_values(config, caplog):
-    """Also where the store goes on: there are no others then."""
+    """Where the store goes on, from the commit."""
     config["storage"]["state"] = STORE
 
     class Scaled(torch.nn.Sequential):
@@ -253,24 +256,142 @@ def test_buffers_on_the_meta_device_are_made_from_the_values(config, caplog):
     torch.manual_seed(0)
     there = Scaled()
     there[1].running_mean.fill_(3.0)
+    expected = 8 * [3.0]
     for _ in range(2):
         with torch.device("meta"):
             model = Scaled()
         caplog.clear()
         optimizer = sluice.offload(model, config, values=dict(there.state_dict()), resume=True)
         assert "buffers mask are on the meta device" in caplog.text and "meta_parameters()" in caplog.text
-        assert model[1].running_mean.tolist() == 8 * [3.0] and model.scale.item() == 2 and model[2].num_batches_tracked.dtype == torch.int64
+        assert model[1].running_mean.tolist() == expected and model.scale.item() == 2 and model[2].num_batches_tracked.dtype == torch.int64
         assert model[1].running_var is model[2].running_var
         model.train()
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
         optimizer.close()
+        expected = model[1].running_mean.tolist()
     with torch.device("meta"):
         model = Scaled()
     wrong = {**there.state_dict(), "1.running_mean": torch.zeros(9)}
     with pytest.raises(sluice.ArgumentError, match="buffer 1.running_mean has shape"):
         sluice.offload(model, config, values=wrong, resume=True)
     assert model[1].running_mean.is_meta and model[0].weight.is_meta
+
+
+class Kept(torch.nn.Module):
+    """With buffers of many kinds."""
+
+    def __init__(self, value=0.0):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)) for _ in range(2))
+        for name, buffer in {"two": torch.full((2, 3), value, dtype=torch.bfloat16), "word": torch.full((), value, dtype=torch.int64),
+                             "flags": torch.full((5,), value > 0), "odd": torch.full((3, 4), value).t(), "none": torch.empty(0, 3),
+                             "wave": torch.full((2,), complex(value, 1))}.items():
+            self.register_buffer(name, buffer)
+        self.register_buffer("own", torch.full((3,), value), persistent=False)
+        self.blocks[1][1].running_var = self.blocks[0][1].running_var
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def kept_of(model):
+    return {name: buffer.clone() for name, buffer in model.named_buffers(remove_duplicate=False) if name != "own"}
+
+
+def assert_kept(model, expected):
+    found = kept_of(model)
+    assert found.keys() == expected.keys()
+    for name, buffer in found.items():
+        assert buffer.dtype == expected[name].dtype and torch.equal(buffer, expected[name]), name
+
+
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_buffers_are_in_checkpoints(config, tmp_path, on_meta):
+    config.setdefault("memory", {})["save_buffers"] = 2
+    model = Kept(1.0)
+    optimizer = sluice.offload(model, config)
+
+    def step():
+        model(torch.randn(4, 8)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    step()
+    optimizer.begin_save(tmp_path / "run")
+    expected = kept_of(model)
+    step()
+    folder = optimizer.finish_save()
+    model.word.add_(1)
+    assert not torch.equal(model.blocks[0][1].running_mean, expected["blocks.0.1.running_mean"])
+    optimizer.load_checkpoint(folder)
+    assert_kept(model, expected)
+    optimizer.close()
+    with torch.device("meta" if on_meta else "cpu"):
+        other = Kept(2.0)
+    optimizer = sluice.offload(other, config, restore=folder)
+    assert_kept(other, expected)
+    assert other.blocks[1][1].running_var is other.blocks[0][1].running_var
+    assert on_meta or other.own.tolist() == [2.0] * 3
+    optimizer.close()
+
+
+def test_buffers_of_other_shapes_change_nothing(config, tmp_path):
+    class Longer(Kept):
+        def __init__(self):
+            super().__init__()
+            self.two = torch.zeros(3, 3)
+    optimizer = sluice.offload(Kept(1.0), config)
+    folder = optimizer.save(tmp_path / "run")
+    optimizer.close()
+    model = Longer()
+    with pytest.raises(sluice.ArgumentError, match=r"buffer two has shape \(2, 3\) in the checkpoint, but \(3, 3\) in the model; no buffer"):
+        sluice.offload(model, config, restore=folder)
+    optimizer = sluice.offload(model, config)
+    expected, values = kept_of(model), copy.deepcopy(model.state_dict())
+    with pytest.raises(sluice.ArgumentError, match="buffer two has shape"):
+        optimizer.load_checkpoint(folder)
+    assert_kept(model, expected)
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    optimizer.close()
+
+
+def test_buffers_that_a_text_cannot_keep(config, tmp_path, caplog):
+    """Too many bytes for a commit, too many for a checkpoint, and sparse ones: each is said, and training goes on."""
+    config["storage"]["state"] = STORE
+    model = Kept(1.0)
+    model.register_buffer("large", torch.ones(1 << 18))
+    optimizer = sluice.offload(model, config, resume=True)
+    for _ in range(2):
+        model(torch.randn(4, 8)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert caplog.text.count("has room for") == 1 and "persistent=False" in caplog.text
+    folder = optimizer.save(tmp_path / "run")  # has more room
+    optimizer.close()
+    caplog.clear()
+    other = Kept(2.0)
+    other.register_buffer("large", torch.zeros(1 << 18))
+    optimizer = sluice.offload(other, config, resume=True)
+    assert "keep their values, since the checkpoint has none for them" in caplog.text
+    assert other.word == 2 and other.large.sum() == 0
+    optimizer.close()
+    del config["storage"]["state"]
+    other = Kept(2.0)
+    other.register_buffer("large", torch.zeros(1 << 18))
+    optimizer = sluice.offload(other, config, restore=folder)
+    assert other.word == 1 and other.large.sum() == 1 << 18
+    optimizer._buffers._has_warned = False
+    caplog.clear()
+    assert optimizer._buffers.entries(room=1000) == {} and "room for 1000" in caplog.text
+    optimizer.close()
+    other = Kept(3.0)
+    other.word = torch.eye(2).to_sparse()
+    caplog.clear()
+    optimizer = sluice.offload(other, config)
+    assert "two" in optimizer._buffers.entries(1 << 20) and "buffers word are sparse or quantized" in caplog.text
+    optimizer.close()
 
 
 def test_a_durable_store_goes_on_with_the_same_bits(config):
