@@ -82,9 +82,9 @@ class BufferText:
 
 
 def _bits_of(buffers: "list[torch.Tensor]") -> "list[Any]":
-    """The bytes of each. Small ones come from a GPU together, since each copy from there waits for it."""
+    """The bytes of each. Small ones of a device come together, since each copy from a GPU waits for it."""
     flat = [buffer.reshape(-1).contiguous().view(torch.uint8) for buffer in buffers]
-    small = [i for i, bits in enumerate(flat) if not bits.is_cpu and bits.numel() <= _SMALL_BYTES]
+    small = [i for i, bits in enumerate(flat) if bits.numel() <= _SMALL_BYTES]
     for device in {flat[i].device for i in small}:
         there = [i for i in small if flat[i].device == device]
         for i, bits in zip(there, torch.cat([flat[i] for i in there]).cpu().split([flat[i].numel() for i in there])):

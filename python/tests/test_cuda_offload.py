@@ -136,7 +136,7 @@ def test_two_types_in_one_model(config):
         ours.step()
 
 
-def test_the_budget_has_a_default_and_buffers_move(config, caplog):
+def test_the_budget_has_a_default_and_buffers_move(config, caplog, tmp_path):
     class Shifted(nn.Module):
         def __init__(self):
             super().__init__()
@@ -154,6 +154,10 @@ def test_the_budget_has_a_default_and_buffers_move(config, caplog):
     assert model.to(DEVICE) is model
     model(torch.ones(2, 8, device=DEVICE)).sum().backward()
     optimizer.step()
+    folder = optimizer.save(tmp_path / "saved")
+    model.shift.add_(1)
+    optimizer.load_checkpoint(folder)
+    assert model.shift.tolist() == [1.0] * 8 and model.shift.device.type == DEVICE
     with pytest.raises(sluice.ArgumentError, match="before offload"):
         model.half()
 
