@@ -33,7 +33,9 @@ const char* last_error_text() noexcept;
 // Fails with kInvalidArgument if the pointer is null.
 void require(const void* pointer, const char* call, const char* name);
 
-struct CallbackFailed {};
+struct CallbackFailed {
+  const char* call = "sluice_initialize";  // the C function that the application has called
+};
 
 // Runs `call` and turns an exception from `call` into a status. `call` runs in the floating-point
 // environment of base/float_environment.h. The caller's own environment does not change.
@@ -45,8 +47,9 @@ sluice_status guarded(const Call& call) noexcept {
     return SLUICE_OK;
   } catch (const Error& error) {
     return set_error(static_cast<sluice_status>(static_cast<int>(error.code()) + 1), error.what());
-  } catch (const CallbackFailed&) {
-    return set_error(SLUICE_CALLBACK, "sluice_initialize: the function for values has failed");
+  } catch (const CallbackFailed& failure) {
+    return set_error(SLUICE_CALLBACK,
+                     (std::string(failure.call) + ": the function for values has failed").c_str());
   } catch (const std::bad_alloc&) {
     return set_error(SLUICE_OUT_OF_MEMORY, "the process is out of memory");
   } catch (const std::exception& error) {
@@ -75,7 +78,12 @@ sluice_status guarded(Handle* handle, const char* name, const Call& call) noexce
       Handle& handle;
       ~Leave() { handle.is_in_a_call = false; }
     } leave{*handle};
-    call(name);
+    try {
+      call(name);
+    } catch (CallbackFailed& failure) {
+      failure.call = name;
+      throw;
+    }
   });
 }
 

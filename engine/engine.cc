@@ -12,6 +12,7 @@
 #include "engine/engine_over_queue.h"
 #include "engine/engine_parts.h"
 #include "engine/run/engine_trace.h"
+#include "engine/step/step_terms.h"
 #include "io/direct_file.h"
 
 namespace sluice {
@@ -65,6 +66,10 @@ void Engine::restore(StateSource& source, const std::string& application) {
                 fmt::format("restore: the store \"{}\" keeps frozen units in one copy, which its "
                             "last commit names; choose another storage.state.name",
                             parts_->durable->name()));
+  // The store's next commit is a state of this config.
+  if (parts_->durable && !parts_->durable->is_new() && !parts_->durable->changes().empty())
+    parts_->loop.set_commit_settings(parts_->durable->accepted_settings(),
+                                     parts_->durable->config_hash());
   parts_->fill(source, application, "restore");
 }
 
@@ -272,6 +277,10 @@ Traffic Engine::predicted_traffic(std::uint32_t micro_batches, MicroBatchOrder o
   if (micro_batches == 0)
     throw Error(ErrorCode::kInvalidArgument,
                 "predicted_traffic: micro_batches is 0; a step has at least one");
+  if (micro_batches > kMicroBatchesMax)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("predicted_traffic: micro_batches is {}; a step has at most {}",
+                            micro_batches, kMicroBatchesMax));
   return parts_->loop.predict_traffic(micro_batches, order);
 }
 std::vector<UnitTime> Engine::unit_times() const {

@@ -241,10 +241,11 @@ void DirectFile::cut(std::uint64_t size_bytes) noexcept {
   if (::ftruncate(descriptor_.get(), static_cast<off_t>(size_bytes)) == 0) size_bytes_ = size_bytes;
 }
 
-DirectFile DirectFile::open_existing(const std::string& path) {
+DirectFile DirectFile::open_existing(const std::string& path, FileAccess access) {
   DirectFile file;
   file.name_ = path;
-  file.descriptor_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  const int flags = access == FileAccess::kRead ? O_RDONLY | O_NONBLOCK : O_RDWR;
+  file.descriptor_ = UniqueFd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW));
   struct stat status {};
   if (!file.descriptor_ || ::fstat(file.descriptor_.get(), &status) != 0) {
     const int error = errno;

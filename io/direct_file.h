@@ -16,6 +16,8 @@ namespace sluice {
 // Fails with kInput if `directory` is missing or not accessible.
 std::uint64_t free_bytes(const std::string& directory);
 
+enum class FileAccess : std::uint8_t { kReadAndWrite, kRead };
+
 class DirectFile {
  public:
   // Creates an unnamed file of `size_bytes` (rounded up to whole pages) in `directory`, with mode
@@ -38,9 +40,11 @@ class DirectFile {
   // Fails with kInput if the name is taken, and with kIo if the file system reports an error.
   void link_as(const std::string& path);
   // Opens an existing file.
-  // Fails with kInput if the file is missing, is not a regular file, or is not writable. Also fails
-  // with kUnsupported if no descriptor is left, and with kIo if the drive reports an error.
-  static DirectFile open_existing(const std::string& path);
+  // Fails with kInput if the file is missing, is not a regular file, or does not allow `access`.
+  // Also fails with kUnsupported if no descriptor is left, and with kIo if the drive reports an
+  // error.
+  static DirectFile open_existing(const std::string& path,
+                                  FileAccess access = FileAccess::kReadAndWrite);
   // Makes the file at least `size_bytes` long, rounded up to whole pages. The call allocates the
   // space as create_scratch() does, and keeps the file's contents. Requires: the size of the file
   // is a whole number of pages.

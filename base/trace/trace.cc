@@ -14,6 +14,9 @@
 namespace sluice {
 namespace {
 
+// A ring of this many records takes 64 GiB.
+constexpr std::uint32_t kRingRecordsMax = 1u << 30;
+
 struct AtomicCount {
   std::atomic<std::uint64_t> spans{0};
   std::atomic<std::uint64_t> size_bytes{0};
@@ -232,6 +235,14 @@ void trace_start(const TraceOptions& options) {
         ErrorCode::kInvalidArgument,
         "trace_start: the trace's thread belongs to the process that forked this one; start "
         "a process of its own for what is to be traced");
+  if (options.ring_records > kRingRecordsMax)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("trace_start: ring_records is {}; a thread's ring has at most {}",
+                            options.ring_records, kRingRecordsMax));
+  if (options.rank >= options.ranks)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("trace_start: rank {} does not exist; there are {} ranks", options.rank,
+                            options.ranks));
   Recorder& all = recorder();
   calibrate_trace_clock();
   const std::scoped_lock lock(all.mutex);

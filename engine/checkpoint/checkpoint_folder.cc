@@ -36,6 +36,7 @@ constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kUnfinished = ".new-";
 constexpr std::string_view kRemoved = ".old-";
 constexpr const char* kLatest = "latest";
+constexpr std::string_view kOwner = "host ";  // the beginning of a lock file
 
 [[noreturn]] void fail_with(std::string_view what, const std::string& path, int error) {
   const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
@@ -99,6 +100,14 @@ void replace_link(const std::string& root, const std::string& target) {
   const int error = errno;
   (void)::unlink(fresh.c_str());
   fail_with("renaming", link, error);
+}
+
+// A lock file is empty, or names its last owner. Writing to another file would destroy it.
+bool is_lock_file(int file, const struct stat& status) {
+  if (!S_ISREG(status.st_mode)) return false;
+  std::array<char, kOwner.size()> begin{};
+  const ssize_t bytes = ::pread(file, begin.data(), begin.size(), 0);
+  return bytes >= 0 && kOwner.starts_with(std::string_view(begin.data(), bytes));
 }
 
 // Returns whether the file system has no locks, such as Lustre without the option "flock".
@@ -175,13 +184,20 @@ CheckpointLock::Table& CheckpointLock::table() {
 CheckpointLock::CheckpointLock(const std::string& root) {
   make_folder(root);
   const std::string path = root + "/.lock";
-  UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0666));
   const bool is_own = static_cast<bool>(file);
   // Another user may let this one read the file. That is enough for a lock.
-  if (!is_own && errno == EACCES) file = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) fail_with("open", path, errno);
+  if (!is_own && errno == EACCES) file = UniqueFd(::open(path.c_str(), O_RDONLY | kFlags));
+  const int failure = file ? 0 : errno;
+  if (!file && failure != ELOOP) fail_with("open", path, failure);
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail_with("stat", path, errno);
+  if (file && ::fstat(file.get(), &status) != 0) fail_with("stat", path, errno);
+  if (!file || !is_lock_file(file.get(), status))
+    throw Error(ErrorCode::kInput,
+                fmt::format("checkpoint: \"{}\" is not a lock file of Sluice, which would "
+                            "overwrite it; remove it, or name another folder",
+                            path));
   const std::scoped_lock guard(table().mutex);
   std::weak_ptr<Held>& known = table().held[{status.st_dev, status.st_ino}];
   held_ = known.lock();
@@ -215,7 +231,7 @@ void CheckpointLock::take(const std::string& root, const std::string& path, int 
   if (is_own) {
     std::array<char, 128> host{};
     (void)::gethostname(host.data(), host.size() - 1);
-    const std::string owner = fmt::format("host {}, process {}", host.data(), ::getpid());
+    const std::string owner = fmt::format("{}{}, process {}", kOwner, host.data(), ::getpid());
     if (::ftruncate(file, 0) != 0) fail_with("truncation", path, errno);
     write_all(file, path, 0, std::as_bytes(std::span(owner)));
   }
@@ -275,7 +291,9 @@ void NewCheckpoint::write(const std::string& name, std::string_view text) const 
   sync_file(file.get(), path);
 }
 
-std::string NewCheckpoint::commit(std::uint64_t step, std::uint32_t keep) {
+std::string NewCheckpoint::commit(
+    std::uint64_t step, std::uint32_t keep,
+    const std::function<CheckpointKin(const std::string& path)>& kin_of) {
   sync_names(folder_);
   std::vector<CheckpointName> names = list_checkpoints(root_);
   CheckpointName own{.step = step};
@@ -294,9 +312,21 @@ std::string NewCheckpoint::commit(std::uint64_t step, std::uint32_t keep) {
   std::uint32_t kept = 1;
   for (const CheckpointName& name : names) {
     if (name.step > step) continue;  // a state beyond this step: kept
-    const bool is_replaced = name.step == step;
-    if (is_replaced || (keep != 0 && ++kept > keep))
+    const bool is_over = keep != 0 && kept + 1 > keep;
+    if (name.step != step && !is_over) {
+      ++kept;
+      continue;
+    }
+    const std::string other = root_ + "/" + name.text();
+    const CheckpointKin kin = kin_of(other);
+    if (kin == CheckpointKin::kSameState || (kin == CheckpointKin::kSameModel && is_over)) {
       attempt([&] { remove_checkpoint(root_, name); });
+      continue;
+    }
+    ++kept;
+    notes_.push_back(fmt::format(
+        "checkpoint: \"{}\" is of another {}, and stays; remove it if you do not want it", other,
+        kin == CheckpointKin::kSameModel ? "state of this step" : "model"));
   }
   return path;
 }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "engine/checkpoint/checkpoint_kin.h"
 
 namespace sluice {
 
@@ -86,11 +87,14 @@ class NewCheckpoint {
   // Writes a whole file and syncs it.
   void write(const std::string& name, std::string_view text) const;
   // Gives the checkpoint its name, and returns the path. The caller has already synced every file
-  // in the checkpoint. The call removes the oldest checkpoints until at most `keep` checkpoints of
-  // steps up to `step` are left. Checkpoints of later steps are kept. If `keep` is 0, the call
-  // keeps the checkpoints of all steps. Once the checkpoint has its name, nothing fails any more: a
-  // link that cannot be replaced and an old checkpoint that cannot be removed are notes.
-  std::string commit(std::uint64_t step, std::uint32_t keep);
+  // in the checkpoint. The call removes a checkpoint of the same state, and then the oldest
+  // checkpoints of this model until at most `keep` checkpoints of steps up to `step` are left.
+  // Checkpoints of later steps are kept. If `keep` is 0, the call keeps the checkpoints of all
+  // steps. `kin_of` is called for each checkpoint that would be removed, with the checkpoint's
+  // path. Once the checkpoint has its name, nothing fails any more: a link that cannot be replaced,
+  // an old checkpoint that cannot be removed and one that is kept as another state are notes.
+  std::string commit(std::uint64_t step, std::uint32_t keep,
+                     const std::function<CheckpointKin(const std::string& path)>& kin_of);
   // Lines of text for the user.
   const std::vector<std::string>& notes() const { return notes_; }
 

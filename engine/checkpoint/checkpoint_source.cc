@@ -25,6 +25,10 @@ constexpr std::uint64_t kManifestBytesMax = 1_GiB;  // far more than any has
 std::string text_of_file(const std::string& path) {
   std::string why;
   int error = 0;
+  std::error_code unknown;
+  if (std::filesystem::is_fifo(path, unknown))  // whose reader would wait for a writer
+    throw Error(ErrorCode::kInput,
+                fmt::format("checkpoint: \"{}\" is a pipe, and no file; remove it", path));
   if (auto text = read_text_file(path, kManifestBytesMax, why, &error)) return *std::move(text);
   // The process, the drive or the server has failed, whatever the checkpoint holds.
   if (const ErrorCode code = file_error_code(error, ErrorCode::kInput); code != ErrorCode::kInput)
@@ -74,11 +78,13 @@ void join_low(std::span<float> highs, const std::byte* __restrict lows) {
 
 }  // namespace
 
+CheckpointManifest read_manifest(const std::string& folder) {
+  const std::string path = fmt::format("{}/{}", folder, kManifestName);
+  return parse_manifest(text_of_file(path), path);
+}
+
 CheckpointSource::CheckpointSource(const std::string& folder, CheckpointPrecision precision)
-    : folder_(folder),
-      precision_(precision),
-      manifest_(parse_manifest(text_of_file(path_of(std::string(kManifestName))),
-                               path_of(std::string(kManifestName)))) {
+    : folder_(folder), precision_(precision), manifest_(read_manifest(folder)) {
   for (const CheckpointManifest::Stored& stored : manifest_.stored)
     places_[{stored.tensor, stored.part}] = &stored;
   check_places();

@@ -17,6 +17,10 @@
 
 namespace sluice {
 
+// Reads the manifest of the checkpoint in `folder`, and no other file.
+// Fails with the errors of parse_manifest(), and with kInput if there is no manifest.
+CheckpointManifest read_manifest(const std::string& folder);
+
 class CheckpointSource final : public StateSource {
  public:
   // Reads the manifest, and checks every file's length and header.

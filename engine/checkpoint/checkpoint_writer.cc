@@ -16,6 +16,8 @@
 
 #include <sluice/error.h>
 #include "base/aligned_buffer.h"
+#include "base/utf8.h"
+#include "engine/checkpoint/checkpoint_kin.h"
 #include "engine/checkpoint/safetensors_header.h"
 #include "engine/ranks/local_units.h"
 
@@ -72,6 +74,30 @@ std::vector<std::string> checked_sha256(std::vector<std::string> digests, const 
   return digests;
 }
 
+constexpr const char* kIndexName = "model.safetensors.index.json";
+
+void check_options(const SaveOptions& options) {
+  if (!is_utf8(options.application))
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("save: the application's text of {} bytes is not UTF-8",
+                            options.application.size()));
+}
+
+void check_names(const std::map<std::string, std::string>& files, const CheckpointPlan& plan) {
+  for (const auto& [name, text] : files) {
+    const bool is_plain = !name.empty() && name[0] != '.' &&
+                          name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
+    const bool is_taken = name == kManifestName || name == kIndexName ||
+                          std::ranges::count(plan.files, name, &CheckpointPlan::File::name) != 0;
+    if (!is_plain || is_taken)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("SaveOptions::files has the name \"{}\", which {}", name,
+                              is_taken ? "the checkpoint uses itself"
+                                       : "is no name of a file in a checkpoint's folder: leave out "
+                                         "'/', and do not begin with '.'"));
+  }
+}
+
 }  // namespace
 
 std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimizer) {
@@ -114,6 +140,7 @@ SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosit
 // Rank 0 makes the files; all ranks learn where.
 void CheckpointWriter::begin(const std::string& root, const StatePosition& position,
                              const SaveOptions& options) {
+  ranks_.together(kCheckpointSubject, [&] { check_options(options); });
   position_ = position;
   if (has_local_) position_.tensor_updates = updates_of_all_ranks(position.tensor_updates, ranks_);
   options_ = options;
@@ -121,6 +148,7 @@ void CheckpointWriter::begin(const std::string& root, const StatePosition& posit
   std::string folder;
   ranks_.together(kCheckpointSubject, [&] {
     if (ranks_.rank() != 0) return;
+    check_names(options.files, plan_);
     fresh_.emplace(root);
     for (const CheckpointPlan::File& file : plan_.files)
       fresh_->create(file.name, file.beginning, file.size_bytes);
@@ -167,10 +195,11 @@ SavedCheckpoint CheckpointWriter::finish(const std::optional<Error>& failure,
   SavedCheckpoint saved{.path = {}, .step = position_.step, .size_bytes = plan_.size_bytes};
   ranks_.together(kCheckpointSubject, [&] {
     if (!fresh_) return;
-    fresh_->write("model.safetensors.index.json", plan_.index);
+    fresh_->write(kIndexName, plan_.index);
     for (const auto& [name, text] : options_.files) fresh_->write(name, text);
     fresh_->write(std::string(kManifestName), manifest_text(manifest));
-    saved.path = fresh_->commit(position_.step, options_.keep);
+    saved.path = fresh_->commit(position_.step, options_.keep,
+                                [&](const std::string& other) { return kin_of(manifest, other); });
     saved.notes = fresh_->notes();
   });
   saved.path = ranks_.share(saved.path, kCheckpointSubject);

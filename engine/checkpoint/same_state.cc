@@ -26,13 +26,13 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
                             found, expected, remedy));
   };
   const bool converts = precision == CheckpointPrecision::kConvert;
-  if (own.parameter != wanted.parameter && !converts)
-    refuse("precision", std::string(name_of(own.parameter)), std::string(name_of(wanted.parameter)),
-           "--convert changes the precision, and rounds the parameters from the masters again");
   if (own.optimizer != wanted.optimizer)
     refuse("optimizer.type", std::string(name_of(own.optimizer)),
            std::string(name_of(wanted.optimizer)),
            "their moments mean different things; start from the weights alone (--init)");
+  if (own.parameter != wanted.parameter && !converts)
+    refuse("precision", std::string(name_of(own.parameter)), std::string(name_of(wanted.parameter)),
+           "--convert changes the precision, and rounds the parameters from the masters again");
   if (own.moments != wanted.moments && !converts)
     refuse("optimizer.state", std::string(name_of(own.moments)),
            std::string(name_of(wanted.moments)),

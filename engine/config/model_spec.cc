@@ -7,12 +7,33 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "base/utf8.h"
 
 namespace sluice {
 namespace {
 
 [[noreturn]] void fail(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, "model: " + message);
+}
+
+// Far more than any drives hold, and few enough for every size in bytes.
+constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 46;
+
+// Returns kElementsMax + 1 for every larger product.
+std::uint64_t bounded_count(const TensorSpec& tensor) {
+  std::uint64_t count = 1;
+  for (const std::uint64_t extent : tensor.shape) {
+    if (extent == 0) return 0;
+    count = count > kElementsMax / extent ? kElementsMax + 1 : count * extent;
+  }
+  return count;
+}
+
+// Names stand in files of JSON and of safetensors.
+void check_name(const std::string& name) {
+  if (!is_utf8(name)) fail(fmt::format("the tensor name \"{}\" is not UTF-8", valid_utf8(name)));
+  if (name == "__metadata__")
+    fail("a tensor cannot have the name \"__metadata__\", which files of safetensors reserve");
 }
 
 void check_tensors(const ModelSpec& spec) {
@@ -23,6 +44,7 @@ void check_tensors(const ModelSpec& spec) {
     if (unit.tensors.empty()) fail(fmt::format("unit \"{}\" has no tensors", unit.name));
   }
   names.clear();
+  std::uint64_t elements = 0;
   for (const UnitSpec& unit : spec.units) {
     for (const TensorSpec& tensor : unit.tensors) {
       if (!names.insert(tensor.name).second)
@@ -31,6 +53,12 @@ void check_tensors(const ModelSpec& spec) {
       if (tensor.shape.empty())
         fail(fmt::format("tensor \"{}\" has no extents; a single number has shape [1]",
                          tensor.name));
+      check_name(tensor.name);
+      const std::uint64_t count = bounded_count(tensor);
+      if (count > kElementsMax - elements)
+        fail(fmt::format("with tensor \"{}\" of shape [{}], the model has more than {} elements",
+                         tensor.name, fmt::join(tensor.shape, ", "), kElementsMax));
+      elements += count;
     }
   }
 }

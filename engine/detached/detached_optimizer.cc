@@ -26,10 +26,20 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
+// Far more than any drives hold, and few enough for every size in bytes.
+constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 46;
+
 void check_tensors(std::span<const DetachedTensor> tensors, bool has_device) {
   if (tensors.empty()) refuse_call("detached optimizer: there are no tensors");
+  std::uint64_t elements = 0;
   for (const DetachedTensor& tensor : tensors) {
     if (tensor.name.empty()) refuse_call("detached optimizer: a tensor has no name");
+    if (tensor.element_count > kElementsMax - elements)
+      refuse_call(
+          fmt::format("detached optimizer: with tensor \"{}\" of {} elements, there are more "
+                      "than {}",
+                      tensor.name, tensor.element_count, kElementsMax));
+    elements += tensor.element_count;
     if (tensor.is_on_device && !has_device)
       refuse_call(
           fmt::format("detached optimizer: tensor \"{}\" is on a device, but no device is "

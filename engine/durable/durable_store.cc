@@ -241,10 +241,14 @@ void DurableStore::check(const CommitRecord& record, const std::string& file) co
   if (!obstacle.empty())
     throw Error(ErrorCode::kInput,
                 fmt::format("the store \"{}\" ({}) cannot be continued, because {}; use the "
-                            "setup that made it, as `sluice state inspect` shows it, choose "
-                            "another storage.state.name, or move the state with `sluice state "
-                            "export` and `sluice state import --convert`",
-                            name_, file, obstacle));
+                            "setup that made it, as `sluice state inspect` shows it, or choose "
+                            "another storage.state.name{}",
+                            name_, file, obstacle,
+                            identity_.can_take_over(record.settings)
+                                ? ", whose store may begin with this state: restore a checkpoint "
+                                  "of `sluice state export`, converted if the precision differs "
+                                  "(`sluice train --resume-from store:NAME --convert`)"
+                                : ""));
 }
 
 // Places the copies as in the record.

@@ -181,6 +181,8 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
     throw Error(ErrorCode::kInvalidArgument, "acquire: " + message);
   };
   if (!is_active()) fail("no step is active");
+  if (pass != Pass::kForward && pass != Pass::kBackward && pass != Pass::kInference)
+    fail(fmt::format("there is no pass {}", static_cast<int>(pass)));
   if (index_of(unit) >= layout_.units().size())
     fail(fmt::format("unit {} does not exist; the model has {}", index_of(unit),
                      layout_.units().size()));
@@ -191,8 +193,8 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
     const UseState& earlier = uses_[acquired_ - model_.concurrent_leases];
     if (!earlier.is_released && !earlier.may_stay)
       fail(
-          fmt::format("the lease on unit \"{}\" ({}) is still held; "
-                      "ModelSpec::concurrent_leases is {}",
+          fmt::format("the lease on unit \"{0}\" ({1}) is still held; ModelSpec::concurrent_leases "
+                      "is {2}, so a lease has to end before the use that is {2} later",
                       layout_.unit(earlier.scheduled.unit).name, name_of(earlier.scheduled.pass),
                       model_.concurrent_leases));
   }

@@ -22,9 +22,15 @@ void StepTerms::check(const char* call, const StepOptions& options) const {
   };
   check_rate("learning_rate", options.learning_rate);
   if (options.micro_batches == 0) fail("micro_batches is 0; a step has at least one");
+  if (options.micro_batches > kMicroBatchesMax)
+    fail(fmt::format("micro_batches is {}; a step has at most {}", options.micro_batches,
+                     kMicroBatchesMax));
   const double divisor = options.gradient_divisor.value_or(1);
-  if (!(divisor > 0) || !std::isfinite(divisor))
-    fail(fmt::format("gradient_divisor is {}; it must be finite and positive", divisor));
+  if (!(divisor > 0) || !std::isfinite(divisor) || !std::isfinite(static_cast<float>(1 / divisor)))
+    fail(
+        fmt::format("gradient_divisor is {}; it must be finite and positive, and its inverse must "
+                    "be finite in fp32",
+                    divisor));
   const std::vector<double>& rates = options.group_learning_rates;
   if (!rates.empty() && rates.size() != config_.optimizer.groups.size())
     fail(fmt::format("group_learning_rates has {} entries, but optimizer.groups has {}",

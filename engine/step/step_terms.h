@@ -14,6 +14,9 @@
 
 namespace sluice {
 
+// The schedule of a step is in memory as a whole.
+inline constexpr std::uint32_t kMicroBatchesMax = 65536;
+
 // The calls that ask for the norm of a step: finish(), and gradient_norm() before finish().
 enum class NormCall : std::uint8_t { kFinish = 1, kBefore = 2 };
 

@@ -27,6 +27,7 @@ json parsed(const std::string& settings) {
   return document.is_object() ? document : json::object();
 }
 
+constexpr const char* kOptimizerKind = "optimizer.kind";
 constexpr const char* kOptimizerState = "optimizer.state";
 constexpr const char* kReduction = "sharding.reduction";
 constexpr const char* kNodeRanks = "sharding.node_ranks";
@@ -180,7 +181,7 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
             {"parameters", fmt::format("{}", layout.parameter_count())},
             {"names and shapes", fmt::format("of hash {:016x}", model_hash_)}};
   layout_ = {{"precision.parameters", std::string(name_of(config.precision.parameters))},
-             {"optimizer.kind", std::string(name_of(config.optimizer.kind))},
+             {kOptimizerKind, std::string(name_of(config.optimizer.kind))},
              {kOptimizerState, std::string(name_of(config.optimizer.state))},
              {"storage.block_elements", fmt::format("{}", layout.block_elements())},
              {"ranks", fmt::format("{}", ranks)},
@@ -247,6 +248,13 @@ std::string DurableIdentity::obstacle(std::uint64_t model_hash, std::uint64_t la
   return {};
 }
 
+bool DurableIdentity::can_take_over(const std::string& settings) const {
+  const json saved = parsed(settings);
+  const json layout = section(saved, "layout");
+  return section(saved, "model") == json(model_) && layout.is_object() &&
+         layout.value(kOptimizerKind, std::string()) == layout_.at(kOptimizerKind);
+}
+
 std::vector<std::string> DurableIdentity::changes(const std::string& settings) const {
   return differences(section(parsed(settings), "config"), config_);
 }
@@ -270,7 +278,7 @@ DescribedRun described_run(const std::string& settings, const std::string& store
   Config& config = run.config;
   config.precision.parameters = reader.one_of(kTypes, "layout", "precision.parameters");
   config.precision.gradients = reader.one_of(kTypes, "config", "precision.gradients");
-  config.optimizer.kind = reader.one_of(kOptimizers, "layout", "optimizer.kind");
+  config.optimizer.kind = reader.one_of(kOptimizers, "layout", kOptimizerKind);
   constexpr std::array kStates{OptimizerState::kFp32, OptimizerState::kBf16, OptimizerState::k8bit};
   if (reader.has("layout", kOptimizerState))
     config.optimizer.state = reader.one_of(kStates, "layout", kOptimizerState);

@@ -36,6 +36,9 @@ class DurableIdentity {
   // same.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
+  // Returns whether a store of this run could begin with the state of a record that has `settings`.
+  // The model and the optimizer have to be the same.
+  bool can_take_over(const std::string& settings) const;
   // Returns one text for each number of the config that has changed since the record was written.
   // An example is "optimizer.beta2 was 0.999 and is 0.95".
   std::vector<std::string> changes(const std::string& settings) const;

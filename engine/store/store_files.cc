@@ -138,15 +138,22 @@ StoreId random_store_id() {
   return id;
 }
 
-void remove_store_files(std::span<const StorePath> paths, const StoreId& id) {
+void remove_store_files(std::span<const StorePath> paths, const StoreId& id, std::size_t& count) {
+  count = 0;
   for (const StorePath& path : paths) {
     for (const StorePath::File& file : path.files) {
       const std::string whole = path.directory + "/" + file.name;
-      if (file.id == id && ::unlink(whole.c_str()) != 0 && errno != ENOENT)
-        throw_unremoved(whole, errno);
+      if (file.id != id) continue;
+      if (::unlink(whole.c_str()) != 0 && errno != ENOENT) throw_unremoved(whole, errno);
+      ++count;
     }
     sync_folder(path.directory);
   }
+}
+
+void remove_store_files(std::span<const StorePath> paths, const StoreId& id) {
+  std::size_t ignored = 0;
+  remove_store_files(paths, id, ignored);
 }
 
 std::string StoreFiles::file_name(const char* kind, std::size_t index) const {
@@ -202,7 +209,7 @@ void StoreFiles::find(const char* kind, std::uint32_t count, std::vector<DirectF
       missing.push_back(name);
       continue;
     }
-    files.push_back(DirectFile::open_existing(*found + "/" + name));
+    files.push_back(DirectFile::open_existing(*found + "/" + name, options_.access));
     paths.push_back(static_cast<std::uint32_t>(found - folders.begin()));
   }
   if (!missing.empty())

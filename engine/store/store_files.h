@@ -57,8 +57,10 @@ StoreFinding find_store(const std::string& name, std::span<const StorePath> path
 std::set<std::uint32_t> ranks_on(std::span<const StorePath> paths);
 
 StoreId random_store_id();
-// Unlinks the files whose names contain `id`.
+// Unlinks the files whose names contain `id`. `count` becomes the number of files that the call has
+// removed, also if the call fails.
 // Requires: this process holds the locks of the paths.
+void remove_store_files(std::span<const StorePath> paths, const StoreId& id, std::size_t& count);
 void remove_store_files(std::span<const StorePath> paths, const StoreId& id);
 
 class StoreFiles {
@@ -69,6 +71,7 @@ class StoreFiles {
     StoreId id{};
     std::uint32_t rank = 0;
     std::string whereabouts = {};  // for messages: which hosts have which ranks' files
+    FileAccess access = FileAccess::kReadAndWrite;
   };
 
   // Makes the rank's files, which have no names yet. Directory i gets a data file of data_bytes[i]

@@ -22,6 +22,9 @@
 namespace sluice {
 namespace {
 
+// A pipe in a lock's place would wait for another process.
+constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+
 constexpr std::size_t kTextBytes = 512;  // a sector: written whole
 constexpr const char* kTitle = "sluice store 1";
 
@@ -148,7 +151,7 @@ std::string host_name() {
 StoreLock::StoreLock(const std::string& directory, const std::string& name, const std::string& job)
     : path_(directory + "/" + name + ".lock"),
       job_(job),
-      descriptor_(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)) {
+      descriptor_(::open(path_.c_str(), O_RDWR | O_CREAT | kFlags, 0600)) {
   if (!descriptor_) throw_unusable(path_, errno);
   close_in_children(descriptor_.get());
   if (::flock(descriptor_.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -206,7 +209,7 @@ void StoreLock::write_text() {
 
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name) {
   const std::string path = directory + "/" + name + ".lock";
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | kFlags));
   struct stat status {};
   if (!file || ::fstat(file.get(), &status) != 0) return std::nullopt;
   // "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123456 0 EOF"
@@ -224,7 +227,7 @@ std::optional<std::string> store_holder(const std::string& directory, const std:
 
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name) {
   const std::string path = directory + "/" + name + ".lock";
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | kFlags));
   if (!file && errno == ENOENT) return std::nullopt;
   if (!file) throw_unusable(path, errno);
   return read_text(file.get(), path).mark;

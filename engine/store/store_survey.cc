@@ -21,7 +21,11 @@ constexpr std::string_view kLockSuffix = ".lock";
 constexpr std::uint32_t kReaders = 8;  // planes that are read at once
 
 StoreFiles::Options options_of(const StoreSurvey& store, std::uint32_t rank) {
-  return {.directories = store.directories, .name = store.name, .id = store.id, .rank = rank};
+  return {.directories = store.directories,
+          .name = store.name,
+          .id = store.id,
+          .rank = rank,
+          .access = FileAccess::kRead};
 }
 
 SurveyedRank survey_rank(const StoreSurvey& store, std::uint32_t rank) {
@@ -43,6 +47,7 @@ SurveyedRank survey_rank(const StoreSurvey& store, std::uint32_t rank) {
     }
   } catch (const Error& error) {
     surveyed.problem = error.what();
+    surveyed.is_damaged = error.code() == ErrorCode::kDamaged;
   }
   return surveyed;
 }
@@ -159,6 +164,9 @@ std::string read_plane(IoQueue& queue, const StoreFiles& files, const CommitPlan
                        std::span<std::byte> buffer) {
   const CommitExtent& place = plane.copies[plane.named_copy];
   const DirectFile& file = files.data()[place.file];
+  if (place.offset_bytes + plane.length_bytes > file.size_bytes())
+    return fmt::format("{} has {} B, but should reach to {}; it has been truncated", file.name(),
+                       file.size_bytes(), place.offset_bytes + plane.length_bytes);
   IoRequest request{.kind = IoKind::kRead,
                     .descriptor = file.descriptor(),
                     .offset_bytes = place.offset_bytes,
@@ -216,8 +224,22 @@ RemovedStore remove_store(const std::string& name, const std::vector<std::string
     }
   }
   // From here on, if the removal is interrupted, an opening finds an unfinished store.
-  for (StoreLock& lock : locks) lock.set_mark({.stage = StoreStage::kCreating, .id = removed.id});
-  remove_store_files(paths, removed.id);
+  std::vector<StoreMark> marks;
+  for (StoreLock& lock : locks) {
+    marks.push_back(lock.mark());
+    lock.set_mark({.stage = StoreStage::kCreating, .id = removed.id});
+  }
+  std::size_t count = 0;
+  try {
+    remove_store_files(paths, removed.id, count);
+  } catch (const Error& error) {
+    for (std::size_t i = 0; count == 0 && i < locks.size(); ++i) locks[i].set_mark(marks[i]);
+    throw Error(error.code(),
+                fmt::format("{}; {}", error.what(),
+                            count == 0 ? "nothing was removed"
+                                       : "some files are removed already, so the store is lost; "
+                                         "remove it again"));
+  }
   for (StoreLock& lock : locks) lock.set_mark({.stage = StoreStage::kNone, .id = removed.id});
   return removed;
 }

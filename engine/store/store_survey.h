@@ -23,6 +23,7 @@ struct SurveyedRank {
   std::optional<CommitRecord> older = {};  // the previous commit, if it still exists
   CommitOffer offer = {};
   std::string problem = {};       // why the records cannot be read; if set, the rest is empty
+  bool is_damaged = false;        // the records' bytes are the problem, and not the way to them
   std::string data_problem = {};  // why the data files of the newest commit cannot be opened
 
   // The rank's commit of `step`. If the rank has no commit of `step`, the result is the newest

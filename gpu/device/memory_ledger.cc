@@ -18,11 +18,13 @@ void MemoryLedger::check_fits(std::uint64_t size_bytes, std::string_view purpose
 Error MemoryLedger::refusal(std::uint64_t size_bytes, std::string_view purpose,
                             std::string_view why) const {
   return {ErrorCode::kOutOfMemory,
-          fmt::format("device memory cannot hold {} ({} B) more for {}: {}{}{} of {} ({} of {} B) "
-                      "are taken{}; raise memory.device or keep less there",
-                      format_bytes(size_bytes), size_bytes, purpose, why, why.empty() ? "" : "; ",
-                      format_bytes(taken_bytes_), format_bytes(capacity_bytes_), taken_bytes_,
-                      capacity_bytes_, describe_taken())};
+          fmt::format(
+              "device memory cannot hold {} ({} B) more for {}: {}{}{} of {} ({} of {} B) "
+              "are taken{}; keep less there, or give the device more memory, where memory.device "
+              "or HostDeviceOptions::memory_bytes limits it",
+              format_bytes(size_bytes), size_bytes, purpose, why, why.empty() ? "" : "; ",
+              format_bytes(taken_bytes_), format_bytes(capacity_bytes_), taken_bytes_,
+              capacity_bytes_, describe_taken())};
 }
 
 void MemoryLedger::add(const std::byte* memory, std::uint64_t size_bytes,

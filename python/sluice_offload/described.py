@@ -22,8 +22,9 @@ def describe(optimizer: torch.optim.Optimizer, model: nn.Module,
     without them, a parameter that stands in several places may have another name here."""
     name = type(optimizer).__name__
     if type(optimizer) not in _TYPES:
-        raise ArgumentError(f"optimizer={name}: Sluice does the work of torch.optim's AdamW, Adam, Adagrad and SGD; for "
-                            "Lion, write optimizer.type in the config")
+        remedy = ("for Lion, leave optimizer= out and write {\"optimizer\": {\"type\": \"lion\"}} in the config" if "lion" in name.lower()
+                  else "give one of them")
+        raise ArgumentError(f"optimizer={name}: Sluice does the work of torch.optim's AdamW, Adam, Adagrad and SGD; {remedy}")
     _check(optimizer, name)
     if _has_begun(optimizer):
         raise ArgumentError(f"this {name} has made steps already, and its moments would be lost; give a new one")

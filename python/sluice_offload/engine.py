@@ -73,6 +73,16 @@ def require_no_deepspeed(settings: "Mapping[str, Any]") -> None:
                           "DeepSpeed's, and `sluice config import FILE` turns it into one of Sluice")
 
 
+def require_no_store(settings: "Mapping[str, Any]", call: str) -> None:
+    """Refuses a durable store where a framework goes on from checkpoints of its own, which such a store cannot take."""
+    found: Any = settings
+    for key in ("storage", "state", "name"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if found:
+        raise ArgumentError(f"{call}: storage.state.name is \"{found}\", a durable store, which goes on from its own commits, and not from "
+                            "the checkpoints that this saves; leave storage.state out of the config")
+
+
 def is_memory(path: "str | os.PathLike[str]") -> bool:
     """Whether a folder is in memory (tmpfs), and not on a drive."""
     with contextlib.suppress(OSError), open("/proc/mounts", encoding="utf-8", errors="surrogateescape") as mounts:

@@ -23,7 +23,7 @@ from .files import replace_file
 from .offload import offload
 from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule, names_schedule
-from .schedulers import packed, rebind_scheduler, unpacked
+from .schedulers import packed, rebind_scheduler, require_rates_alone, unpacked
 from .units import Units, find_units
 
 logger = logging.getLogger("sluice_offload")
@@ -71,6 +71,8 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     if has_schedule and (optimizer is not None or lr_scheduler is not None):
         raise ArgumentError("the config has a schedule of the learning rate, which is for the config's own optimizer, and "
                             f"{'optimizer' if lr_scheduler is None else 'lr_scheduler'}= is given, too; leave one of them out")
+    if hasattr(lr_scheduler, "step"):
+        require_rates_alone(lr_scheduler)
     ours = offload(model, settings, optimizer=optimizer, **options)
     rates = [group["lr"] for group in ours.param_groups]
     if is_deepspeed:

@@ -22,11 +22,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from .buffers import take_buffers
 from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, leave_checkpoints
 from .described import KEYS, describe
-from .engine import Config
+from .engine import Config, require_no_store
 from .errors import ArgumentError
 from .offload import offload
 from .optimizer import OffloadOptimizer
-from .schedulers import rebind_scheduler
+from .schedulers import rebind_scheduler, require_rates_alone
 
 _STATE = ".sluice"  # beside Lightning's checkpoint: the folder of Sluice's
 _FOLDER = "sluice_folder"  # in Lightning's checkpoint: the name of the one in there
@@ -66,6 +66,12 @@ def _refuse_averages(trainer: "pl.Trainer") -> None:
                 "and give the module the averages by module.load_state_dict()")
 
 
+def _offloaded_already(kind: str) -> ArgumentError:
+    return ArgumentError(f"this {kind} is offloaded already, and one fit() trains it. To go on with its moments, call "
+                         "trainer.save_checkpoint(path), make a new module, Trainer and strategy, and call fit(module, ckpt_path=path); "
+                         "with its values alone, give state_dict() to the new module by load_state_dict()")
+
+
 class SluiceStrategy(ParallelStrategy):
     """One process, on the CPU or a GPU, or several, which share the state as sharding.stage of the config says.
     configure_optimizers returns one of torch.optim's AdamW, Adam, Adagrad or SGD, whose hyperparameters, groups and schedulers
@@ -86,6 +92,8 @@ class SluiceStrategy(ParallelStrategy):
         super().__init__(**arguments)
         self._given = find_config({} if config is None else config)
         self._keys = keys or {}
+        for one in (self._given, self._keys):
+            require_no_store({} if isinstance(one, DeepspeedConfig) else one, "SluiceStrategy()")
         if placement is not None:
             if isinstance(self._given, DeepspeedConfig):
                 raise ArgumentError(f"{self._given.name} is DeepSpeed's and says where the state lives; leave placement= out, and use "
@@ -152,19 +160,27 @@ class SluiceStrategy(ParallelStrategy):
 
     def setup_optimizers(self, trainer: "pl.Trainer") -> None:
         _refuse_averages(trainer)
+        before = self.optimizers, self.lr_scheduler_configs
         super().setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise ArgumentError(f"configure_optimizers returned {len(self.optimizers)} optimizers; Sluice trains with one")
+        for scheduler in self.lr_scheduler_configs:
+            require_rates_alone(scheduler.scheduler)
         given = self.optimizers[0]
         if self.offloaded is None:
             self.offloaded = given if isinstance(given, OffloadOptimizer) else self._offload(trainer, given)
         elif given is not self.offloaded:
-            raise ArgumentError("this strategy's model is offloaded already; make a new Trainer and strategy to fit another")
+            self.optimizers, self.lr_scheduler_configs = before  # for the checkpoint that the message names
+            if not hasattr(self.lightning_module, "_sluice"):
+                raise ArgumentError("this strategy has offloaded another module; make a new Trainer and strategy for this one")
+            raise _offloaded_already(type(self.lightning_module).__name__)
         for scheduler in self.lr_scheduler_configs:
             rebind_scheduler(scheduler.scheduler, self.offloaded)
         self.optimizers = [self.offloaded]
 
     def _offload(self, trainer: "pl.Trainer", given: Any) -> OffloadOptimizer:
+        if hasattr(self.lightning_module, "_sluice"):
+            raise _offloaded_already(type(self.lightning_module).__name__)
         found = self._given
         settings = self._deepspeeds(found, trainer, given) if isinstance(found, DeepspeedConfig) else found
         add_keys(settings, self._keys, "SluiceStrategy(): keys=")
@@ -255,6 +271,11 @@ class SluiceStrategy(ParallelStrategy):
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         if self.offloaded is not None:
             root = os.path.realpath(os.fspath(checkpoint_path)) + _STATE  # of a link, beside its target
+            if not os.path.isdir(root):
+                why = "the folder with the state is missing" if _FOLDER in checkpoint else "another strategy saved the file"
+                raise ArgumentError(f"{os.fspath(checkpoint_path)} has no folder {root} beside it: {why}. Copy it with the file, or begin "
+                                    "with the weights alone: give torch.load(path)[\"state_dict\"] of the file to load_state_dict() of a "
+                                    "new module, and call fit() without ckpt_path")
             named = os.path.join(root, checkpoint.get(_FOLDER, "latest"))
             self.offloaded.load_checkpoint(named if os.path.isdir(named) else os.path.join(root, "latest"))
         return checkpoint

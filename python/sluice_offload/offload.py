@@ -151,9 +151,10 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     try:
         text = None
         step = None
+        opens_store = _opens_store(engine, settings, resume, restore)
         if restore is not None:
             text = engine.restore(restore, convert)
-        elif _opens_store(engine, settings, resume):
+        elif opens_store:
             step = engine.committed_step()
             text = engine.open_or_create(_values_of(values), found)
         else:
@@ -162,10 +163,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         storages = _storages(found, engine, storage, place)
         activations = make_activations(storages)
         made = OffloadOptimizer(found, engine, settings, lr)
-        for group, given in zip(made.param_groups, [] if optimizer is None else optimizer.param_groups):
-            group["lr"] = given["lr"]
-            group.update({key: value for key, value in given.items()  # what schedulers keep there, such as initial_lr
-                          if key not in optimizer.defaults and key not in ("params", "param_names")})  # type: ignore[union-attr]
+        if optimizer is not None:
+            made.follow(optimizer)
         saved = None if text is None else made.take_over(text)
         if saved is not None:
             matching_buffers(model, saved, found)
@@ -284,15 +283,17 @@ def _rank_timeout(settings: "dict[str, Any]") -> float:
     return float(checked.get("sharding", {}).get("timeout", 120))
 
 
-def _opens_store(engine: Engine, settings: "dict[str, Any]", resume: bool) -> bool:
+def _opens_store(engine: Engine, settings: "dict[str, Any]", resume: bool, restore: "str | os.PathLike[str] | None") -> bool:
     """Whether the state is that of a durable store, or will be. Refuses a store that is there and was not asked for."""
     name = settings.get("storage", {}).get("state", {}).get("name", "")
     if resume and not name:
         raise ArgumentError("offload(): resume=True needs a durable store to go on from: storage.state.name in the config")
     step = engine.committed_step()
     if step is not None and not resume:
-        raise ArgumentError(f"the store \"{name}\" holds the state of step {step} already; go on from it with resume=True, "
-                            "choose another storage.state.name, or remove the store's files with `sluice state remove`")
+        other = "" if restore is None else f", which the checkpoint {os.fspath(restore)} would take the place of"
+        raise ArgumentError(f"the store \"{name}\" holds the state of step {step} already{other}; go on from it with resume=True"
+                            f"{'' if restore is None else ' instead of restore'}, choose another storage.state.name, or remove the "
+                            "store's files with `sluice state remove`")
     return bool(name)
 
 

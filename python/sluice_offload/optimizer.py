@@ -6,13 +6,14 @@ import json
 import math
 import os
 import re
+import weakref
 from typing import Any, Callable, Optional
 
 import torch
 
 from .activations import ActivationStore
 from .buffers import BUFFER_CHARACTERS_MAX, COMMIT_CHARACTERS_MAX, BufferText, SavedBuffers, matching_buffers, take_saved
-from .engine import Engine
+from .engine import Engine, logger
 from .errors import NOT_COPIED, ArgumentError, NonFiniteError, in_a_step
 from .hooks import Walk
 from .library import BACKWARD, StepReport
@@ -21,10 +22,29 @@ from .units import Member, Units, opaque_types
 _OPAQUE_TEXT_MAX = 64 << 10
 UPDATES = "sluice_updates"  # in a state_dict
 _FIXED = ("betas", "eps", "weight_decay", "momentum")
+# The engine's, for comparison with those of a checkpoint.
+_DEFAULTS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "momentum": 0.9, "weight_decay": 0.1, "clip_norm": 1.0}
 
 
 def _digest(opaque: "dict[str, list[Any]]") -> str:
     return hashlib.sha256(json.dumps(opaque, sort_keys=True).encode()).hexdigest()
+
+
+def _rates_of(optimizer: torch.optim.Optimizer) -> "list[float]":
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def _of_schedulers(optimizer: torch.optim.Optimizer, group: "dict[str, Any]") -> "dict[str, Any]":
+    """The entries of a group that are no hyperparameters, such as the initial_lr of schedulers."""
+    return {key: value for key, value in group.items() if key not in optimizer.defaults and key not in ("params", "param_names")}
+
+
+def _hyperparameters_of(section: "dict[str, Any]") -> "dict[str, float]":
+    """The numbers of the config's `optimizer` that change the update, by the names of their keys."""
+    numbers = {f"optimizer.{key}": float(section.get(key, default)) for key, default in _DEFAULTS.items()}
+    for i, group in enumerate(section.get("groups", [])):
+        numbers |= {f"optimizer.groups[{i}].{key}": float(group[key]) for key in ("learning_rate_factor", "weight_decay") if key in group}
+    return numbers
 
 
 def _has_text(value: Any) -> bool:
@@ -69,6 +89,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self.clip_norm = float(config["optimizer"].get("clip_norm", 1.0))
         patterns = config["optimizer"].get("groups", [])
         factors = [group.get("learning_rate_factor", 1.0) for group in [{}, *patterns]]
+        self._hyperparameters = _hyperparameters_of(config["optimizer"])
+        self._given: "Optional[weakref.ref[torch.optim.Optimizer]]" = None  # the torch optimizer that offload() was given
+        self._given_rates: "list[float]" = []  # that one's, as they were when this one took them
         groups: "list[dict[str, Any]]" = [
             {"params": [], "lr": lr * factor} for factor in factors]
         for unit in units.units:
@@ -91,6 +114,42 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def bind(self, walk: Walk) -> None:
         self._walk = walk
         self._buffers = BufferText(walk.model, walk.units)
+
+    def follow(self, given: torch.optim.Optimizer) -> None:
+        """Takes the rates of the torch optimizer that offload() was given, and what schedulers keep in its groups."""
+        for group, theirs in zip(self.param_groups, given.param_groups):
+            group["lr"] = theirs["lr"]
+            group.update(_of_schedulers(given, theirs))
+        self._given, self._given_rates = weakref.ref(given), _rates_of(given)
+
+    def follow_changes(self, last: "Optional[list[Any]]" = None) -> None:
+        """Takes what a scheduler has set in the given optimizer since follow(): the scheduler sets this one's rates from now on.
+        `last`: the scheduler's last rates, which those of the given one are not where its state_dict was loaded."""
+        given = None if self._given is None else self._given()
+        if given is None:
+            return
+        now = _rates_of(given)
+        rates = now if last is None or len(last) != len(now) else [float(rate) for rate in last]
+        for i, (group, theirs) in enumerate(zip(self.param_groups, given.param_groups)):
+            if now[i] != self._given_rates[i]:
+                group["lr"] = rates[i]
+            for key, value in _of_schedulers(given, theirs).items():
+                group.setdefault(key, value)
+        self._given_rates = now
+
+    def _require_followed(self) -> None:
+        """Raises where something moves the rates of the given optimizer, as a scheduler that was made with it, and not these."""
+        given = None if self._given is None else self._given()
+        if given is None:
+            return
+        now = _rates_of(given)
+        if now == self._given_rates:
+            return
+        for group, rate, before in zip(self.param_groups, now, self._given_rates):
+            if rate not in (before, float(group["lr"])):
+                raise ArgumentError(f"the {type(given).__name__} that offload() was given has the learning rate {rate} and had {before} "
+                                    f"then: a scheduler moves it, and it trains nothing. This optimizer's is {float(group['lr'])}; "
+                                    "sluice_offload.rebind_scheduler(scheduler, optimizer) has the scheduler set that")
 
     def rates(self) -> "tuple[float, list[float]]":
         """The learning rate, and those of the config's groups."""
@@ -197,6 +256,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                                 "needs none, and for fp16 the engine scales: precision.loss_scale in the config, and "
                                 "optimizer.loss_scale as the factor of the loss")
         self._engine.require_open()
+        self._require_followed()
         loss = None
         self._opt_called = True  # what torch's schedulers ask for
         if closure is not None:
@@ -291,13 +351,15 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def _text(self, application: str, characters_max: int = BUFFER_CHARACTERS_MAX) -> str:
         """Returns the text that goes with a checkpoint or a commit. Buffers have the room that the rest leaves."""
         groups = [{key: value for key, value in group.items() if key != "params" and _has_text(value)} for group in self.param_groups]
-        content = {"param_groups": groups, "application": application, **({"opaque": self._opaque_text} if self._opaque else {})}
+        content = {"param_groups": groups, "application": application, "hyperparameters": self._hyperparameters,
+                   **({"opaque": self._opaque_text} if self._opaque else {})}
         text = json.dumps(content, default=float)  # of tensors and of numpy's numbers
         buffers = self._buffers.entries(characters_max - len(text))
         return f'{text[:-1]}, "buffers": {json.dumps(buffers)}}}' if buffers else text
 
     def take_over(self, text: str) -> SavedBuffers:
-        """Takes the learning rates of a checkpoint from the text that came with it, and returns the buffers."""
+        """Takes the learning rates of a checkpoint from the text that came with it, and returns the buffers. Other hyperparameters
+        stay the program's, and where those of the checkpoint differ, a warning names them."""
         try:
             saved = json.loads(text)
             groups, application = saved["param_groups"], saved["application"]
@@ -309,9 +371,20 @@ class OffloadOptimizer(torch.optim.Optimizer):
                                 f"{len(self.param_groups)}; use the config that it was saved with")
         for group, values in zip(self.param_groups, groups or []):
             group.update(values)
+        self._warn_of_hyperparameters(saved.get("hyperparameters") if isinstance(saved, dict) else None)
         self.application = application
         self._opt_called = True  # schedulers that are stepped to this place need no step() before
         return _buffers_of(saved)
+
+    def _warn_of_hyperparameters(self, then: Any) -> None:
+        now, world = self._hyperparameters, self._engine.world
+        if not isinstance(then, dict) or (world is not None and world.rank > 0):
+            return
+        changed = [f"{key} is {now.get(key, 'not set')} and was {then.get(key, 'not set')}" for key in {**then, **now}
+                   if then.get(key) != now.get(key)]
+        if changed:
+            logger.warning("the checkpoint was saved with other hyperparameters, and training goes on with those of now: %s. The learning "
+                           "rates in optimizer.param_groups are the checkpoint's", "; ".join(changed))
 
     def _require_same_opaque(self, saved: Any) -> None:
         """Raises ArgumentError where a checkpoint's text names another type or shape of an opaque tensor, whose bytes would mean

@@ -11,13 +11,26 @@ from .errors import ArgumentError
 _PAIRS, _COUNTER = "__pairs__", "__counter__"
 
 
-def rebind_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Has `scheduler`, and all schedulers that it holds, as SequentialLR and ChainedScheduler do, set the rates of `optimizer`, which
-    offload() has made of the one that they were made with. Raises ArgumentError where one would set more than rates."""
+def require_rates_alone(scheduler: Any) -> None:
+    """Raises ArgumentError where `scheduler`, or one that it holds, would set more than rates."""
     for one in _with_inner(scheduler, set()):
         if getattr(one, "cycle_momentum", False):
             raise ArgumentError(f"{type(one).__name__} also moves betas or momentum, and only the lr of an offloaded model can change; "
                                 "make it with cycle_momentum=False")
+
+
+def rebind_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Has `scheduler`, and all schedulers that it holds, as SequentialLR and ChainedScheduler do, set the rates of `optimizer`, which
+    offload() has made of the one that they were made with. Rates that they have set in that one since offload() come along. Raises
+    ArgumentError where one would set more than rates."""
+    require_rates_alone(scheduler)
+    inner: Any = optimizer
+    while isinstance(getattr(inner, "optimizer", None), torch.optim.Optimizer):  # in the wrapper of a framework
+        inner = inner.optimizer
+    follow_changes = getattr(inner, "follow_changes", None)
+    if follow_changes is not None:
+        follow_changes(getattr(scheduler, "_last_lr", None))  # before the given optimizer goes with the last that holds it
+    for one in list(_with_inner(scheduler, set())):
         one.optimizer = optimizer
 
 

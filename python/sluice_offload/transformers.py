@@ -4,25 +4,31 @@
     trainer = Trainer(model=model, args=args, train_dataset=data, sluice={"placement": ...})  # or "ds_config.json"
 
 The model computes where `args` say, on the CPU or a GPU, and stays on the CPU or the meta device until it is offloaded: it may be
-larger than the GPU. The optimizer, its decay, learning rate and clipping follow `args`, as in transformers. Logs have the gradient's norm of their
-own step; checkpoints hold all of the state, and resume_from_checkpoint goes on with the same bits. Without this class a
-transformers.Trainer works too, with optimizers=(offload(...), scheduler), but cannot resume.
+larger than the GPU. The optimizer, its decay, learning rate and clipping follow `args`, as in transformers. Logs have the
+gradient's norm of their own step; checkpoints hold all of the state, and resume_from_checkpoint goes on with the same bits, and
+with the checkpoint's learning rates. Without this class a transformers.Trainer works too, with optimizers=(offload(...),
+scheduler), but cannot resume.
 """
 
 import copy
+import itertools
 import os
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 import transformers
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, leave_checkpoints
 from .described import KEYS
-from .engine import Config
+from .engine import Config, logger, require_no_store
 from .errors import ArgumentError
+from .files import load_safetensors
 from .offload import offload
 from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule
+from .schedulers import rebind_scheduler, require_rates_alone
 
 _STATE = "sluice"  # in each checkpoint's folder
 # The names, in messages about a DeepSpeed config, of the values that come from TrainingArguments.
@@ -48,6 +54,26 @@ def auto_values(args: "transformers.TrainingArguments", steps: Optional[int], mo
     return values
 
 
+def _inner(optimizer: Any) -> Any:
+    """An optimizer without the wrapper that accelerate puts around it."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _keep_counts(model: Any) -> "Callable[[], None]":
+    """From offload() on, tied weights are two parameters, which num_parameters() would count twice. Returns a function, to be called
+    then, that has it answer as now."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft's
+    if not isinstance(inner, transformers.PreTrainedModel):
+        return lambda: None
+    counts = {key: inner.num_parameters(*key) for key in itertools.product((False, True), repeat=2)}
+
+    def num_parameters(only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        return counts[bool(only_trainable), bool(exclude_embeddings)]
+    return lambda: setattr(inner, "num_parameters", num_parameters)
+
+
 class Trainer(transformers.Trainer):
     """transformers.Trainer. sluice: the config, or its file; also one for DeepSpeed, whose "auto" are what `args` say, and which
     must not contradict them (docs/deepspeed.md). sluice_keys: keys of Sluice for which DeepSpeed has none, such as
@@ -65,7 +91,14 @@ class Trainer(transformers.Trainer):
         self._sluice_schedule: "Optional[dict[str, Any]]" = None  # the config of a schedule that is not `args`'
         self._sluice: Optional[OffloadOptimizer] = None
         self._sluice_restore: Optional[str] = None
+        for one in (self._sluice_given, self._sluice_keys):
+            require_no_store({} if isinstance(one, DeepspeedConfig) else one, "Trainer()")
         super().__init__(*args, **kwargs)
+        if getattr(_inner(self.optimizer), "_is_durable", False):
+            raise ArgumentError("Trainer(): the optimizer in optimizers= has a durable store, which goes on from its own commits and not "
+                                "from the checkpoints of this Trainer; leave storage.state out of offload()'s config")
+        if not isinstance(self._sluice_given, DeepspeedConfig):
+            self._require_no_full_eval("fp32")
         if self.args.n_gpu > 1:
             raise ArgumentError(f"this process sees {self.args.n_gpu} GPUs, over which transformers would divide each batch by "
                                 f"DataParallel; start a process for each, as torchrun --nproc_per_node={self.args.n_gpu} does, or set "
@@ -91,14 +124,61 @@ class Trainer(transformers.Trainer):
         self._sluice_steps = num_training_steps
         super().create_optimizer_and_scheduler(num_training_steps)
 
+    def _require_no_full_eval(self, precision: str) -> None:
+        """Refuses evaluations for which transformers converts the model to another type than `precision`, that of its parameters."""
+        for name in ("bf16", "fp16"):
+            if getattr(self.args, f"{name}_full_eval") and name != precision:
+                raise ArgumentError(f"args.{name}_full_eval is True: evaluations would convert the model to {name}, and an offloaded model "
+                                    "keeps its type; leave it out. args.bf16 computes in bf16, in evaluations too")
+
+    def _require_same_clipping(self, optimizer: OffloadOptimizer) -> None:
+        bound = float(self.args.max_grad_norm or 0)
+        if optimizer.clip_norm != bound:
+            raise ArgumentError(f"the offloaded model's optimizer.clip_norm is {optimizer.clip_norm}, but args.max_grad_norm is "
+                                f"{self.args.max_grad_norm}; give args.max_grad_norm={optimizer.clip_norm}, or give offload() a config "
+                                f"with optimizer.clip_norm {bound}")
+
+    def _take_offloaded(self, optimizer: OffloadOptimizer) -> torch.optim.Optimizer:
+        """Goes on with an optimizer that the program, or another Trainer, has of offload()."""
+        self._require_same_clipping(optimizer)
+        if self.lr_scheduler is not None:
+            rebind_scheduler(self.lr_scheduler, optimizer)
+        self._sluice = optimizer
+        if self._sluice_restore is not None:
+            optimizer.load_checkpoint(self._sluice_restore)
+        return self.optimizer
+
+    def _require_new(self) -> None:
+        """Raises for a model that is offloaded already, for Lion, which torch.optim does not have, and for schedulers of more than
+        rates."""
+        kind = type(self.model).__name__
+        if hasattr(self.model, "_sluice"):
+            raise ArgumentError(f"this {kind} is offloaded already, by another Trainer or by offload(). Trainer(..., optimizers=("
+                                "first.optimizer, None)) goes on with its state, where first is that Trainer; a new model that takes "
+                                "model.state_dict() begins with new moments")
+        if self.lr_scheduler is not None:
+            require_rates_alone(self.lr_scheduler)
+        if isinstance(self._sluice_given, DeepspeedConfig):
+            return
+        names_lion = any(one.get("optimizer", {}).get("type") == "lion" for one in (self._sluice_given, self._sluice_keys))
+        wanted = str(getattr(self.args.optim, "value", self.args.optim)) if self.optimizer is None else type(self.optimizer).__name__
+        if names_lion or "lion" in wanted.lower():
+            raise ArgumentError("Lion: this Trainer trains with the AdamW, Adam, Adagrad or SGD of args.optim or optimizers=. Offload the "
+                                "model yourself, optimizer = sluice_offload.offload(model, {..., \"optimizer\": {\"type\": \"lion\", "
+                                f"\"clip_norm\": {float(self.args.max_grad_norm or 0)}}}}}, lr={self.args.learning_rate}), and give the "
+                                "Trainer optimizers=(optimizer, None)")
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self._sluice is not None:
+            self._require_same_clipping(self._sluice)
+            if self.optimizer is None:
+                self.optimizer = self._sluice
+                logger.warning("the Trainer has lost its optimizer, and takes the offloaded model's again: it goes on with its moments, "
+                               "after %d updates. A new model begins with new ones", self._sluice._engine.applied_step())
             return self.optimizer
-        if isinstance(self.optimizer, OffloadOptimizer):
-            self._sluice = self.optimizer
-            if self._sluice_restore is not None:
-                self._sluice.load_checkpoint(self._sluice_restore)
-            return self.optimizer
+        if isinstance(_inner(self.optimizer), OffloadOptimizer):
+            return self._take_offloaded(_inner(self.optimizer))
+        self._require_new()
         found = self._sluice_given
         if isinstance(found, DeepspeedConfig):
             settings, given = self._deepspeeds(found, model)
@@ -111,11 +191,15 @@ class Trainer(transformers.Trainer):
                                 f"{self.args.max_grad_norm}; leave optimizer.clip_norm out")
         section["clip_norm"] = float(self.args.max_grad_norm or 0)
         section.setdefault("clip_epsilon", 1e-6)  # as in torch
+        keep_counts = _keep_counts(self.model)
         self._sluice = offload(self.model, settings, optimizer=given, restore=self._sluice_restore, device=self.args.device,
                                **self._sluice_options)
+        keep_counts()
         if isinstance(found, DeepspeedConfig):
             convert_buffers(self.model, settings)
         self.optimizer = self._sluice
+        if self.lr_scheduler is not None:  # of optimizers=, over the optimizer that was given there
+            rebind_scheduler(self.lr_scheduler, self._sluice)
         return self.optimizer
 
     def _torch_optimizer(self, model: Any) -> torch.optim.Optimizer:
@@ -130,6 +214,7 @@ class Trainer(transformers.Trainer):
         if settings["precision"]["parameters"] == "fp16":
             raise ArgumentError(f"{found.name}: fp16.enabled: this Trainer does not scale the loss; write bf16, or train with "
                                 "sluice_offload.initialize()")
+        self._require_no_full_eval(settings["precision"]["parameters"])
         if settings["precision"]["parameters"] == "bf16":
             self.accelerator.native_amp = False  # DeepSpeed's bf16 is that of the parameters, without autocast
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)  # which an evaluation has put around the forward
@@ -168,8 +253,15 @@ class Trainer(transformers.Trainer):
     def _take_checkpoint(self, folder: str) -> None:
         """At once, or as soon as the model is offloaded."""
         path = os.path.join(folder, _STATE, "latest")
+        if not os.path.isdir(folder):
+            parent = os.path.dirname(os.path.abspath(folder))
+            newest = get_last_checkpoint(parent) if os.path.isdir(parent) else None
+            raise ArgumentError(f"there is no folder {folder}; " + (f"the newest checkpoint in {parent} is {os.path.basename(newest)}"
+                                                                   if newest else f"{parent} has no checkpoint"))
         if not os.path.isdir(path):
-            raise ArgumentError(f"{folder} has no folder \"{_STATE}\": it was not saved by this Trainer, or with save_only_model")
+            raise ArgumentError(f"{folder} has no folder \"{_STATE}\" with the state: it was not saved by this Trainer, or with "
+                                "save_only_model. Go on from a checkpoint that has one, or begin anew with the weights alone: give the "
+                                f"Trainer the model that from_pretrained(\"{folder}\") returns, without resume_from_checkpoint")
         if self._sluice is None:
             self._sluice_restore = path
         else:
@@ -179,4 +271,10 @@ class Trainer(transformers.Trainer):
         self._take_checkpoint(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
-        self._take_checkpoint(str(self.state.best_model_checkpoint))
+        best = str(self.state.best_model_checkpoint)
+        if not self.args.save_only_model or os.path.isdir(os.path.join(best, _STATE)):
+            self._take_checkpoint(best)  # moments and step are the best one's, too
+        elif any(os.path.isfile(os.path.join(best, name)) for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)):
+            load_safetensors(self.model, best)  # tensor by tensor, where transformers would read the file as a whole
+        else:
+            super()._load_best_model()

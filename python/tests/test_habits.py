@@ -260,3 +260,25 @@ def test_remedies_of_eager_updates_are_those_of_torch(theirs):
     text = re.sub(r'"\s+"', "", source)  # as the compiler joins texts
     told = next(words for words in _WORDS if words in text)
     assert _WORDS[told] in str(error_of(2, f"acquire: {told} or so")) and told not in str(error_of(2, told))
+
+
+def test_a_parameter_in_the_forward_of_another_module(config):
+    """The message names a remedy that works: a unit of both."""
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.middle = nn.Embedding(11, 8), nn.Linear(8, 8)
+
+        def forward(self, tokens):
+            return nn.functional.cross_entropy(self.middle(self.table(tokens)) @ self.table.weight.T, tokens)
+    for units in (None, [Tied]):
+        model = nn.Sequential(Tied())
+        optimizer = sluice.offload(model, config, units=units)
+        model(torch.arange(8)).backward()
+        if units is None:
+            with pytest.raises(sluice.NonFiniteError, match="another module's forward reads them, name a module that contains both"):
+                optimizer.step()
+        else:
+            optimizer.step()
+            assert optimizer._engine.applied_step() == 1
+        optimizer.close()

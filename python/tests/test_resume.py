@@ -460,3 +460,69 @@ def test_another_checkpoint_ends_no_save_under_way(config, tmp_path):
     resumed = sluice.offload(tiny(seed=5), config, units=[Block], restore=root / "step-000000002")
     assert resumed._engine.applied_step() == 2
     resumed.close()
+
+
+def test_a_checkpoint_does_not_take_the_place_of_a_store(config, tmp_path):
+    """Its newer commits would be gone."""
+    config["storage"]["state"] = STORE
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block], resume=True)
+    train(model, optimizer, 1)
+    folder = optimizer.save(tmp_path / "run")
+    train(model, optimizer, 2, first=1)
+    optimizer.close()
+    words = 'store "run-7" holds the state of step 3 already, .*step-000000001 would.*resume=True instead of restore.*sluice state remove'
+    with pytest.raises(sluice.ArgumentError, match=words):
+        sluice.offload(tiny(), config, units=[Block], restore=folder)
+    resumed = sluice.offload(tiny(), config, units=[Block], resume=True)
+    assert resumed.resumed_step == 3
+    resumed.close()
+    config["storage"]["state"] = {"name": "another"}
+    restored = sluice.offload(tiny(), config, units=[Block], restore=folder)
+    assert restored._engine.applied_step() == 1
+    restored.close()
+
+
+GROUPS = [{"tensors": ["embedding.*"], "weight_decay": 0.5}, {"tensors": ["*.bias"], "learning_rate_factor": 0.5}]
+
+
+def test_other_hyperparameters_of_a_checkpoint_are_said(config, tmp_path, caplog):
+    """Those of the program count. All in one warning, or none where they are the same."""
+    config["optimizer"]["groups"] = GROUPS
+    optimizer = sluice.offload(tiny(), config, units=[Block])
+    folder = optimizer.save(tmp_path / "run")
+    text = json.loads(pathlib.Path(folder, "sluice_state.json").read_text())["application"][0]
+    optimizer.take_over(text)
+    optimizer.close()
+    sluice.offload(tiny(), config, units=[Block], restore=folder).close()
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    del config["optimizer"]["beta2"]
+    config["optimizer"] |= {"clip_norm": 0.25, "groups": copy.deepcopy(GROUPS)}
+    config["optimizer"]["groups"][0]["weight_decay"] = 0.0
+    del config["optimizer"]["groups"][1]["learning_rate_factor"]
+    config["optimizer"]["groups"][1]["weight_decay"] = 0.125
+    optimizer = sluice.offload(tiny(), config, units=[Block], restore=folder)
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    said = record.getMessage()
+    for words in ("optimizer.beta2 is 0.95 and was 0.999", "optimizer.clip_norm is 0.25 and was 1.0",
+                  "groups[0].weight_decay is 0.0 and was 0.5", "groups[1].weight_decay is 0.125 and was not set",
+                  "groups[1].learning_rate_factor is not set and was 0.5", "rates in optimizer.param_groups are the checkpoint's"):
+        assert words in said
+    assert said.count(" and was ") == 5
+    caplog.clear()
+    optimizer.load_checkpoint(folder)
+    assert caplog.text.count(" and was ") == 5
+    caplog.clear()
+    older = {key: value for key, value in json.loads(text).items() if key != "hyperparameters"}
+    optimizer.take_over(json.dumps(older))  # of a version that did not keep them
+    assert not caplog.records
+    optimizer.close()
+
+
+def test_the_defaults_of_hyperparameters_are_the_engines(config, tmp_path):
+    config["optimizer"] = {}
+    optimizer = sluice.offload(tiny(), config, units=[Block])
+    saved = json.loads(pathlib.Path(optimizer.save(tmp_path / "run"), "sluice_state.json").read_text())
+    expected = {f"optimizer.{key}": value for key, value in saved["optimizer"]["hyperparameters"].items()}
+    assert json.loads(saved["application"][0])["hyperparameters"] == expected
+    optimizer.close()

@@ -64,6 +64,9 @@ def test_a_scheduler_of_betas_is_refused(plain):
     scheduler = schedules.OneCycleLR(given, 2e-3, total_steps=5)
     with pytest.raises(sluice.ArgumentError, match="OneCycleLR also moves betas or momentum.*cycle_momentum=False"):
         sluice.rebind_scheduler(scheduler, given)
+    with pytest.raises(sluice.ArgumentError, match="cycle_momentum=False"):
+        sluice.initialize(model=model, optimizer=given, lr_scheduler=scheduler, config=plain, units=[Block])
+    assert not hasattr(model, "_sluice")
 
 
 @pytest.mark.parametrize("name", ["sequential", "multi"])
@@ -190,3 +193,81 @@ def test_a_step_was_applied_only_where_it_was(config):
         applied.append(engine.was_step_applied())
     assert applied == [False, False, True, False]
     engine.destroy()
+
+
+def offloaded_of(plain, **options):
+    """An offloaded model, and the torch optimizer that its rates came from."""
+    model = tiny()
+    others = [p for p in model.parameters() if p is not model.positions]
+    given = torch.optim.AdamW([{"params": [model.positions], "lr": 2e-3}, {"params": others}], lr=1e-3)
+    return model, sluice.offload(model, plain, units=[Block], optimizer=given, **options), given
+
+
+def test_a_scheduler_that_moves_the_given_rates_is_refused(plain):
+    """It would train nothing, with a rate that stays as it was."""
+    model, optimizer, given = offloaded_of(plain)
+    scheduler = schedules.ExponentialLR(given, 0.5)
+    for step in range(2):  # nothing has moved yet
+        model(*batch(step)).backward()
+        optimizer.step()
+    scheduler.step()
+    model(*batch(2)).backward()
+    words = r"AdamW that offload\(\) was given has the learning rate 0.001 and had 0.002 then.*is 0.002.*rebind_scheduler\("
+    with pytest.raises(sluice.ArgumentError, match=words):
+        optimizer.step()
+    assert optimizer._engine.applied_step() == 2
+    sluice.rebind_scheduler(scheduler, optimizer)
+    optimizer.zero_grad()
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 5e-4]  # the step that the scheduler has made counts
+    assert rates(optimizer, scheduler, 2) == [5e-4, 2.5e-4] and given.param_groups[0]["lr"] == 1e-3
+    optimizer.close()
+
+
+def test_a_program_may_move_the_rates_itself(plain):
+    """Also by copies of those of the torch optimizer, which may be gone."""
+    model, optimizer, given = offloaded_of(plain)
+    scheduler = schedules.ExponentialLR(given, 0.5)
+    scheduler.step()
+    for ours, theirs in zip(optimizer.param_groups, given.param_groups):
+        ours["lr"] = theirs["lr"]
+    optimizer.step()
+    scheduler.step()
+    del given, theirs
+    with pytest.raises(sluice.ArgumentError, match="rebind_scheduler"):
+        optimizer.step()
+    del scheduler
+    optimizer.step()
+    optimizer.close()
+
+
+def test_a_scheduler_that_is_made_behind_offload_sets_the_first_rate(plain, tmp_path):
+    """With the keys that it keeps in groups; and where its state was loaded, the last rates of that count."""
+    def made(**options):
+        _, optimizer, given = offloaded_of(plain, **options)
+        return optimizer, schedules.OneCycleLR(given, [0.2, 0.1], total_steps=9, cycle_momentum=False)
+    optimizer, scheduler = made()
+    sluice.rebind_scheduler(scheduler, optimizer)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.2 / 25, 0.1 / 25])
+    found = rates(optimizer, scheduler, 3)
+    folder, state = optimizer.save(tmp_path / "run"), scheduler.state_dict()
+    expected = rates(optimizer, scheduler, 2)
+    optimizer.close()
+    optimizer, scheduler = made(restore=folder)
+    scheduler.load_state_dict(state)
+    sluice.rebind_scheduler(scheduler, optimizer)
+    assert optimizer.param_groups[0]["lr"] == found[-1]
+    assert rates(optimizer, scheduler, 2) == expected
+    optimizer.close()
+
+
+def test_the_optimizer_in_a_wrapper_takes_the_rates_too(plain):
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+    _, optimizer, given = offloaded_of(plain)
+    scheduler = schedules.ExponentialLR(given, 0.5)
+    scheduler.step()
+    sluice.rebind_scheduler(scheduler, Wrapper(optimizer))
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+    optimizer.close()

@@ -86,6 +86,7 @@ TEST_F(CApiTraining, OtherValuesBetweenTwoSteps) {
   EXPECT_EQ(master(0, 5000), weights);
   const auto stops = [](void*, std::uint32_t, std::uint64_t, float*, std::uint64_t) { return 1; };
   EXPECT_EQ(sluice_replace_values(engine_, &bias, 1, stops, nullptr), SLUICE_CALLBACK);
+  EXPECT_STREQ(sluice_last_error(), "sluice_replace_values: the function for values has failed");
   EXPECT_EQ(master(1, 50), std::vector<float>(50, 1.0f));
   EXPECT_EQ(sluice_replace_values(engine_, &bias, 1, nullptr, nullptr), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(sluice_replace_values(engine_, nullptr, 1, ones, nullptr), SLUICE_INVALID_ARGUMENT);

@@ -282,6 +282,28 @@ TEST_F(EngineError, MoreLeasesThanDeclaredAreAnErrorAndNotAWait) {
   EXPECT_NO_THROW((void)step.acquire(UnitId{1}, Pass::kForward, stream));
 }
 
+TEST_F(EngineError, NumbersOfAStepThatCannotBe) {
+  Engine engine(config_, model_, *device_);
+  engine.initialize(toy_values());
+  const auto refused = [&](const StepOptions& options, const char* words) {
+    EXPECT_NE(complaint(ErrorCode::kInvalidArgument, [&] { (void)engine.begin_step(options); })
+                  .find(words),
+              std::string::npos);
+  };
+  refused({.learning_rate = 1, .micro_batches = 65537}, "65537; a step has at most 65536");
+  refused({.learning_rate = 1, .gradient_divisor = 1e-40}, "its inverse must be finite in fp32");
+  EXPECT_NE(
+      complaint(ErrorCode::kInvalidArgument, [&] { (void)engine.predicted_traffic(4'000'000'000); })
+          .find("at most 65536"),
+      std::string::npos);
+  const Stream stream(*device_, "compute");
+  Step step = engine.begin_step({.learning_rate = 1});
+  EXPECT_NE(complaint(ErrorCode::kInvalidArgument,
+                      [&] { (void)step.acquire(UnitId{0}, static_cast<Pass>(7), stream); })
+                .find("there is no pass 7"),
+            std::string::npos);
+}
+
 TEST_F(EngineError, TwoLeasesAtOnceWhenDeclared) {
   model_.concurrent_leases = 2;
   config_.placement = {TierChoice::kNvme, TierChoice::kNvme};

@@ -23,6 +23,7 @@ constexpr char kEndedNow[] = "sluice: ended at once; what was not written yet is
 std::atomic<bool> was_interrupted{false};
 std::atomic<std::int64_t> first_ns{0};  // when it was
 std::atomic<bool> is_silent{false};
+std::atomic<const char*> ending_answer{kEnded};
 std::atomic<const char*> deferred_answer{nullptr};  // null = a signal ends the process
 static_assert(std::atomic<const char*>::is_always_lock_free);
 
@@ -47,7 +48,7 @@ extern "C" void handle_interrupt(int signal_number) {
   const int saved_errno = errno;
   const char* const deferred = deferred_answer.load();
   if (deferred == nullptr) {
-    answer(kEnded);
+    answer(ending_answer.load());
     remove_temporary_files();
     ::_exit(kExitInterrupted);
   }
@@ -78,6 +79,10 @@ void catch_interrupts() {
     for (const int other : kSignals) ::sigaddset(&action.sa_mask, other);
     (void)::sigaction(number, &action, nullptr);
   }
+}
+
+void say_at_interrupt(const char* text) {
+  ending_answer.store(text);
 }
 
 void defer_interrupts(const char* answer_text) {

@@ -14,6 +14,10 @@ namespace sluice {
 // nothing was written.
 void catch_interrupts();
 
+// From this call on, the handler prints `text` instead. `text` must end with a line feed and live
+// as long as the process.
+void say_at_interrupt(const char* text);
+
 // From this call on, the first signal prints `answer` and sets the flag that interrupted() returns.
 // The second signal kills the process with the signal's default action. `answer` must end with a
 // line feed and live as long as the process.

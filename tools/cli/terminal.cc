@@ -1,5 +1,6 @@
 #include "tools/cli/terminal.h"
 
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -72,6 +73,11 @@ std::size_t terminal_columns(int descriptor) {
   winsize size{};
   const bool is_known = ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col != 0;
   return is_known ? size.ws_col : kColumns;
+}
+
+bool takes_output(int descriptor) {
+  pollfd place{.fd = descriptor, .events = POLLOUT, .revents = 0};
+  return ::poll(&place, 1, 0) != 0;  // an error is left to the write
 }
 
 std::string coloured(int descriptor, Colour colour, std::string_view text) {

@@ -19,6 +19,10 @@ bool is_terminal(int descriptor);
 // Returns the width of the terminal behind `descriptor`, or 80 if the width is unknown.
 std::size_t terminal_columns(int descriptor);
 
+// Returns whether a short text can be written to `descriptor` at once. A terminal without a reader
+// is soon full, and then a write waits.
+bool takes_output(int descriptor);
+
 enum class Colour { kGood, kWarning, kBad };
 // Returns `text` in colour if three conditions hold: `descriptor` is a terminal, the variable
 // NO_COLOR is not set, and TERM is not "dumb". https://no-color.org defines NO_COLOR. Otherwise,

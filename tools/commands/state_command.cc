@@ -152,6 +152,7 @@ int verify(const StateOptions& options) {
                                                store.name, store.holder));
   ordered_json document = json_of(store);
   std::size_t damaged = 0;
+  std::string unread;
   for (std::size_t i = 0; i < store.ranks.size(); ++i) {
     const SurveyedRank& rank = store.ranks[i];
     std::vector<std::string> lines;
@@ -167,8 +168,11 @@ int verify(const StateOptions& options) {
         say("  its commit of step {} does not count: another rank has none of that step\n",
             rank.newest.step);
       document["ranks"][i]["verified_step"] = record.step;
-    } else {
+    } else if (rank.is_damaged) {
       lines = {rank.problem};
+    } else {
+      unread = rank.problem;
+      document["ranks"][i]["unread"] = rank.problem;
     }
     for (const std::string& line : lines) say("  {}\n", line);
     document["ranks"][i]["damaged"] = lines;
@@ -181,10 +185,15 @@ int verify(const StateOptions& options) {
     ++damaged;
   }
   json.write(document);
-  if (damaged == 0) return kExitOk;
-  throw Error(ErrorCode::kDamaged,
-              fmt::format("the store \"{}\" is damaged in {} places; go on from a checkpoint",
-                          store.name, damaged));
+  if (damaged != 0)
+    throw Error(ErrorCode::kDamaged,
+                fmt::format("the store \"{}\" is damaged in {} place{}; go on from a checkpoint",
+                            store.name, damaged, damaged == 1 ? "" : "s"));
+  if (!unread.empty())
+    throw Error(ErrorCode::kInput, fmt::format("the store \"{}\" cannot be read, so it may be "
+                                               "whole or damaged: {}",
+                                               store.name, unread));
+  return kExitOk;
 }
 
 int remove(const StateOptions& options) {

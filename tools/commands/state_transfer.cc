@@ -64,6 +64,7 @@ StateJson::StateJson(const StateOptions& options, const Config::Storage& storage
   if (!output_.is_wanted()) return;
   files_.add_input("the config", options.config_file);
   files_.add_input("the checkpoint", checkpoint);
+  if (checkpoint.empty()) files_.reserve("DIR", options.folder);
   for (const std::string& name : store_names(storage.paths))
     add_store_inputs(files_, storage.paths, name);
   files_.check();

@@ -376,7 +376,7 @@ int train_as_told(const TrainOptions& options) {
   // A rank that fails alone tells the others; leaving would wait for them.
   try {
     const int code = train_in(options, config, ranks);
-    ranks.leave();
+    ranks.leave(code);
     return code;
   } catch (const std::exception& failure) {
     ranks.give_up(failure);

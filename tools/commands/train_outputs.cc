@@ -19,9 +19,11 @@ std::string trace_file_of(const TrainConfig& config, std::uint32_t rank) {
 }
 
 // The folder is made, as for checkpoints.
-std::string event_file_of(const TrainOptions& options) {
+std::string event_file_of(const TrainOptions& options, OutputFiles& files) {
   const std::string& folder = options.watch.tensorboard_folder;
   if (folder.empty()) return {};
+  files.reserve("--tensorboard",
+                folder);  // before it is there, so that no other output has its place
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -51,7 +53,7 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
       csv(add("--csv", options.csv_file, ranks)),
       json_lines(add("--json-lines", options.json_lines_file, ranks)),
       trace(files.add("--trace", trace_file_of(config, ranks.rank()), OutputMode::kPrivate)),
-      events(add("--tensorboard", event_file_of(options), ranks)) {
+      events(add("--tensorboard", event_file_of(options, files), ranks)) {
   files.add_input("the config", options.config_file);
   files.add_input("the text", config.data_file);
   files.add_input("the tokenizer", config.tokenizer);
@@ -65,6 +67,8 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
     for (const CheckpointName& name : list_checkpoints(options.checkpoints.root))
       files.add_input("a checkpoint", options.checkpoints.root + "/" + name.text());
   }
+  // The folder may not be there yet.
+  files.reserve("--checkpoint", options.checkpoints.root);
   for (std::uint32_t rank = 0; rank < ranks.count(); ++rank) {
     if (rank != ranks.rank())
       files.reserve(fmt::format("the trace of rank {}", rank), trace_file_of(config, rank));

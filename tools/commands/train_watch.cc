@@ -8,10 +8,10 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/utf8.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
 #include "tools/gpt/model/sampling.h"
-#include "tools/gpt/text/utf8.h"
 #include "tools/report/event_file.h"
 
 namespace sluice {

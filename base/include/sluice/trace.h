@@ -14,7 +14,7 @@ namespace sluice {
 struct TraceOptions {
   std::string file;                      // created with mode 0600, replacing an existing file
   int descriptor = -1;                   // the open `file`, or -1; the caller closes the descriptor
-  std::uint32_t ring_records = 1 << 20;  // per thread; rounded up to a power of two
+  std::uint32_t ring_records = 1 << 20;  // per thread, at most 2^30; rounded up to a power of two
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
 };

@@ -22,6 +22,8 @@
 // examples/sine is the complete program.
 //
 // Thread rule: one thread at a time may call the engine. Computation runs on the device's streams.
+// A forked child cannot use or destroy the engine, because the engine's threads are not in the
+// child. The child ends with _exit() or exec().
 // Floating-point environment: the engine rounds to nearest and keeps denormal numbers, both on its
 // own threads and during every call. The caller's setting has no effect on the engine. The
 // application's functions, such as InitialValues, run in the engine's floating-point environment. A

@@ -68,11 +68,12 @@ struct SLUICE_EXPORT ModelSpec {
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
-  // The largest number of leases that computation holds at the same time. A lease on a pinned unit
-  // counts only in backward. The device window has room for at least this many units. With several
-  // ranks at sharding.stage 3, all ranks end leases at the same points between their uses. If a use
-  // is unexpected while a rank still holds a lease that another rank has ended, the ranks may wait
-  // for each other until sharding.timeout.
+  // The largest number of leases that computation holds at the same time. Leases also end roughly
+  // in order: use number i of a step begins after the lease of use i - concurrent_leases has ended.
+  // A lease on a pinned unit counts only in backward. The device window has room for at least this
+  // many units. With several ranks at sharding.stage 3, all ranks end leases at the same points
+  // between their uses. If a use is unexpected while a rank still holds a lease that another rank
+  // has ended, the ranks may wait for each other until sharding.timeout.
   std::uint32_t concurrent_leases = 1;
 
   // The forward pass of a micro-batch moves boundary_bytes[i] bytes from use number i to use number

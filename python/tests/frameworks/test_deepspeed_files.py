@@ -144,6 +144,8 @@ def test_other_refusals_and_what_is_not_needed(tmp_path, caplog):
     assert re.search(r"not needed: config:1:\d+ steps_per_print", caplog.text) and "overlap_comm" in caplog.text
     with pytest.raises(sluice.ArgumentError, match="fp16.enabled: this Trainer does not scale"):
         made(tmp_path, automatic(tmp_path), fp16_full_eval=True).train()
+    with pytest.raises(sluice.ArgumentError, match="args.fp16_full_eval is True"):
+        made(tmp_path, automatic(tmp_path), bf16=True, fp16_full_eval=True).train()
     model = gpt2()
     given = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.ConstantLR(given)

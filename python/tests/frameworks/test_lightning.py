@@ -251,6 +251,93 @@ def test_what_is_refused(tmp_path):
             Module(tiny()), torch.utils.data.DataLoader(DATA, batch_size=None))
 
 
+def test_durable_stores_are_refused(tmp_path):
+    """A second run could not go on from them, and ckpt_path neither."""
+    section = {"storage": {"state": {"name": "run-7"}}}
+    for options in ({"config": {**small(tmp_path), **section}}, {"config": small(tmp_path), "keys": section}):
+        with pytest.raises(sluice.ArgumentError, match='SluiceStrategy.*storage.state.name is "run-7".*leave storage.state out'):
+            sluice.lightning.SluiceStrategy(**options)
+
+
+def refit(tmp_path, made, module, ckpt_path=None):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made.fit(module, torch.utils.data.DataLoader(DATA, batch_size=None), ckpt_path=ckpt_path)
+
+
+def test_a_second_fit_names_remedies_that_work(tmp_path):
+    """By the same Trainer, and by another one."""
+    options = {"enable_checkpointing": False, "limit_val_batches": 0}
+    module, made = fit(tmp_path, tiny(), strategy_of(tmp_path), 2, **options)
+    optimizer = made.strategy.offloaded
+    words = r"this Module is offloaded already.*trainer.save_checkpoint\(path\).*fit\(module, ckpt_path=path\).*load_state_dict\(\)"
+    for again in (made, trainer(tmp_path, strategy_of(tmp_path), 4, **options)):
+        again.fit_loop.max_epochs = 9
+        with pytest.raises(sluice.ArgumentError, match=words):
+            refit(tmp_path, again, module)
+    with pytest.raises(sluice.ArgumentError, match="has offloaded another module; make a new Trainer and strategy"):
+        refit(tmp_path, made, Module(tiny()))
+    made.strategy._lightning_module = module  # as before that one
+    made.save_checkpoint(tmp_path / "kept.ckpt")
+    state = module.state_dict()
+    optimizer.close()
+    new = Module(tiny(seed=3))
+    going_on = trainer(tmp_path, strategy_of(tmp_path), 4, **options)
+    refit(tmp_path, going_on, new, ckpt_path=tmp_path / "kept.ckpt")
+    assert going_on.strategy.offloaded._engine.applied_step() == 4
+    new = Module(tiny(seed=3))
+    new.load_state_dict(state)
+    begun = trainer(tmp_path, strategy_of(tmp_path), 1, **options)
+    refit(tmp_path, begun, new)
+    assert begun.strategy.offloaded._engine.applied_step() == 1
+    for one in (going_on, begun):
+        one.strategy.offloaded.close()
+
+
+@pytest.mark.parametrize("is_torchs", [False, True])
+def test_a_checkpoint_without_its_folder_names_remedies(tmp_path, is_torchs):
+    """Moved without it, or saved by another strategy."""
+    options = {"enable_checkpointing": False, "limit_val_batches": 0}
+    whole, made = fit(tmp_path, tiny(), "auto" if is_torchs else strategy_of(tmp_path), 2, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made.save_checkpoint(tmp_path / "one.ckpt")
+    expected = {name: value.clone() for name, value in whole.state_dict().items()}
+    if not is_torchs:
+        made.strategy.offloaded.close()
+        (tmp_path / "one.ckpt.sluice").rename(tmp_path / "elsewhere")
+    why = "another strategy saved the file" if is_torchs else "the folder with the state is missing"
+    strategy = strategy_of(tmp_path)
+    words = rf'one.ckpt has no folder \S*one.ckpt.sluice beside it: {why}.*torch.load\(path\)\["state_dict"\]'
+    with pytest.raises(sluice.ArgumentError, match=words):
+        fit(tmp_path, tiny(seed=1), strategy, 4, ckpt_path=tmp_path / "one.ckpt", **options)
+    strategy.offloaded.close()
+    new = Module(tiny(seed=1))
+    new.load_state_dict(torch.load(tmp_path / "one.ckpt")["state_dict"])
+    assert all(torch.equal(value, expected[name]) for name, value in new.state_dict().items())
+    begun = trainer(tmp_path, strategy_of(tmp_path), 1, **options)
+    refit(tmp_path, begun, new)
+    begun.strategy.offloaded.close()
+    if not is_torchs:
+        (tmp_path / "elsewhere").rename(tmp_path / "one.ckpt.sluice")
+        _, resumed = fit(tmp_path, tiny(seed=1), strategy_of(tmp_path), 4, ckpt_path=tmp_path / "one.ckpt", **options)
+        assert resumed.strategy.offloaded._engine.applied_step() == 4
+        resumed.strategy.offloaded.close()
+
+
+class Cycling(Module):
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=9), "interval": "step"}]
+
+
+def test_a_scheduler_of_momentum_is_refused_before_anything_is_offloaded(tmp_path):
+    module = Cycling(tiny())
+    with pytest.raises(sluice.ArgumentError, match="OneCycleLR also moves betas or momentum.*cycle_momentum=False"):
+        refit(tmp_path, trainer(tmp_path, strategy_of(tmp_path), 2, enable_checkpointing=False), module)
+    assert not hasattr(module, "_sluice")
+
+
 AVERAGES = {"StochasticWeightAveraging": {"swa_lrs": 1e-3}, "WeightAveraging": {},
             "EMAWeightAveraging": {}}
 

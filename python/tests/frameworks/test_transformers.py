@@ -197,9 +197,192 @@ def test_what_the_trainer_refuses(tmp_path, settings):
                                  eval_dataset=rows(4))
     plain.train()
     settings["optimizer"].pop("clip_norm")
-    with pytest.raises(sluice.ArgumentError, match='no folder "sluice"'):
-        Trainer(model=gpt2(), args=arguments(tmp_path), train_dataset=rows(), eval_dataset=rows(4), sluice=settings).train(
-            resume_from_checkpoint=True)
+
+    def resumed(folder):
+        made(tmp_path, settings).train(resume_from_checkpoint=folder)
+    with pytest.raises(sluice.ArgumentError, match='no folder "sluice".*from_pretrained.*out/checkpoint-3"'):
+        resumed(True)
+    with pytest.raises(sluice.ArgumentError, match="there is no folder .*out/checkpoint-4; the newest .*out is checkpoint-3"):
+        resumed(str(tmp_path / "out" / "checkpoint-4"))
+    with pytest.raises(sluice.ArgumentError, match="there is no folder .*nowhere/checkpoint-4; .*nowhere has no checkpoint"):
+        resumed(str(tmp_path / "nowhere" / "checkpoint-4"))
+    # The remedy.
+    weights = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "checkpoint-3")
+    begun = made(tmp_path / "new", settings, weights, max_steps=1)
+    assert begun.evaluate()["eval_loss"] == pytest.approx(logs(plain, "eval_loss")[0], rel=1e-6)
+    begun.train()
+    begun._sluice.close()
+
+
+def made(tmp_path, settings, model=None, optimizers=(None, None), keys=None, kind=Trainer, **options):
+    """A Trainer of this package, or without `settings` one of transformers."""
+    more = {} if settings is None else {"sluice": settings, "sluice_keys": keys}
+    return (transformers.Trainer if settings is None else kind)(
+        model=model or gpt2(), args=arguments(tmp_path, **options), train_dataset=rows(), eval_dataset=rows(4),
+        optimizers=optimizers, **more)
+
+
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_a_scheduler_of_the_programs_own_is_followed(tmp_path, settings, is_offloaded):
+    """It was made with the torch optimizer, whether the Trainer or the program offloads."""
+    settings["optimizer"] |= {"clip_norm": 1.0, "clip_epsilon": 1e-6}
+    found = []
+    for config in (None, settings):
+        model = gpt2()
+        given = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(given, 0.5)
+        optimizer = sluice.offload(model, settings, optimizer=given) if config is settings and is_offloaded else given
+        trainer = made(tmp_path, config, model, (optimizer, schedule))
+        trainer.train()
+        found.append(trainer)
+    reference, ours = found
+    for key in ("loss", "eval_loss"):
+        assert worst(logs(ours, key), logs(reference, key)) <= 2e-6, key
+    assert logs(ours, "learning_rate") == logs(reference, "learning_rate")
+    assert ours._sluice.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5 ** 6)
+    ours._sluice.close()
+
+
+def test_a_scheduler_of_momentum_is_refused_before_anything_is_offloaded(tmp_path, settings):
+    model = gpt2()
+    given = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with pytest.raises(sluice.ArgumentError, match="OneCycleLR also moves betas or momentum.*cycle_momentum=False"):
+        made(tmp_path, settings, model, (given, torch.optim.lr_scheduler.OneCycleLR(given, 1e-3, total_steps=6))).train()
+    assert not hasattr(model, "_sluice")
+
+
+@pytest.mark.parametrize("clipped, bound", [(0.5, 1.0), (1.0, 0), (1.0, None), (0, 1.0)])
+def test_an_offloaded_optimizer_that_clips_otherwise_is_refused(tmp_path, settings, clipped, bound):
+    model = gpt2()
+    settings["optimizer"]["clip_norm"] = clipped
+    optimizer = sluice.offload(model, settings, lr=1e-3)
+    words = f"optimizer.clip_norm is {float(clipped)}, but args.max_grad_norm is {bound}; give args.max_grad_norm={float(clipped)}"
+    with pytest.raises(sluice.ArgumentError, match=words):
+        made(tmp_path, settings, model, (optimizer, None), max_grad_norm=bound).train()
+    again = made(tmp_path, settings, model, (optimizer, None), max_grad_norm=clipped, max_steps=1)
+    again.train()
+    assert optimizer._engine.applied_step() == 1
+    again.args.max_grad_norm = bound
+    with pytest.raises(sluice.ArgumentError, match=words):
+        again.train()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_evaluations_in_another_type_are_refused(tmp_path, settings, name):
+    with pytest.raises(sluice.ArgumentError, match=f"args.{name}_full_eval is True.*leave it out"):
+        made(tmp_path, settings, **{f"{name}_full_eval": True})
+
+
+def test_durable_stores_are_refused(tmp_path, settings):
+    """Before training: a checkpoint could not be taken back at its end."""
+    section = {"storage": {"state": {"name": "run-7"}}}
+    durable = {**settings, "storage": {**settings["storage"], **section["storage"]}}
+    for config, keys in ((durable, None), (settings, section)):
+        with pytest.raises(sluice.ArgumentError, match='storage.state.name is "run-7".*leave storage.state out'):
+            made(tmp_path, config, keys=keys)
+    model = gpt2()
+    optimizer = sluice.offload(model, durable, lr=1e-3)
+    with pytest.raises(sluice.ArgumentError, match="optimizers= has a durable store.*leave storage.state out"):
+        made(tmp_path, settings, model, (optimizer, None))
+    optimizer.close()
+
+
+def test_a_second_trainer_goes_on_with_the_first_ones_optimizer(tmp_path, settings, caplog):
+    options = {"max_steps": 2, "save_strategy": "no", "eval_strategy": "no"}
+    first = made(tmp_path, settings, **options)
+    first.train()
+    words = r"GPT2LMHeadModel is offloaded already.*optimizers=\(first.optimizer, None\).*model.state_dict\(\)"
+    with pytest.raises(sluice.ArgumentError, match=words):
+        made(tmp_path, settings, first.model, **options).train()
+    second = made(tmp_path, settings, first.model, (first.optimizer, None), **options)
+    second.train()
+    assert second._sluice is first._sluice and second._sluice._engine.applied_step() == 4
+    assert worst(logs(second, "loss"), logs(first, "loss")) > 1e-3
+    # The other remedy.
+    new = gpt2(seed=4)
+    new.load_state_dict(first.model.state_dict())
+    third = made(tmp_path, settings, new, **options)
+    third.train()
+    assert worst(logs(third, "loss")[:1], logs(second, "loss")[:1]) > 1e-6 and third._sluice._engine.applied_step() == 2
+    third._sluice.close()
+    second.optimizer = second.lr_scheduler = None
+    caplog.clear()
+    second.train()
+    assert second._sluice is first._sluice and second._sluice._engine.applied_step() == 6
+    assert "takes the offloaded model's again: it goes on with its moments, after 4 updates" in caplog.text
+    second._sluice.close()
+
+
+@pytest.mark.parametrize("is_adapter", [False, True])
+def test_the_best_weights_alone_come_back(tmp_path, settings, is_adapter):
+    """With save_only_model. The parts of peft's model come from its own file."""
+    import peft
+    settings["optimizer"]["overlap"] = "deferred"
+    model = gpt2()
+    if is_adapter:
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["c_attn"], lora_dropout=0.0, fan_in_fan_out=True))
+    trainer = made(tmp_path, settings, model, load_best_model_at_end=True, metric_for_best_model="eval_loss", save_only_model=True,
+                   greater_is_better=not is_adapter, learning_rate=0.1 if is_adapter else 1e-3)
+    trainer.train()
+    losses = logs(trainer, "eval_loss")
+    assert abs(losses[0] / losses[1] - 1) > 1e-3 and trainer.state.best_global_step == 3
+    assert not (tmp_path / "out" / "checkpoint-3" / "sluice").exists()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(losses[0], rel=1e-6)
+    trainer._sluice.close()
+
+
+@pytest.mark.parametrize("named", ["args", "config", "keys"])
+def test_lion_is_the_programs_own(tmp_path, settings, named):
+    """One message, whichever place names it, and its remedy works."""
+    config, keys = copy.deepcopy(settings), None
+    options = {"optim": "lion_32bit"} if named == "args" else {}
+    if named == "config":
+        config["optimizer"]["type"] = "lion"
+    elif named == "keys":
+        keys = {"optimizer": {"type": "lion"}}
+    words = r'Lion: .*"type": "lion", "clip_norm": 1.0}}, lr=0.001\), and give the Trainer optimizers=\(optimizer, None\)'
+    with pytest.raises(sluice.ArgumentError, match=words):
+        made(tmp_path, config, keys=keys, **options).train()
+    model = gpt2()
+    optimizer = sluice.offload(model, {**settings, "optimizer": {"type": "lion", "clip_norm": 1.0}}, lr=1e-4)
+    trainer = made(tmp_path, config, model, (optimizer, None), keys, max_steps=2, save_strategy="no", **options)
+    trainer.train()
+    assert optimizer._engine.applied_step() == 2
+    optimizer.close()
+
+
+def test_other_optimizers_hear_nothing_of_lion(tmp_path, settings):
+    with pytest.raises(sluice.ArgumentError, match="optimizer=Adafactor: .*SGD; give one of them$"):
+        made(tmp_path, settings, optim="adafactor").train()
+
+
+def test_tied_weights_count_once(tmp_path, settings):
+    """In num_parameters() and in the logged total_flos."""
+    reference, ours = made(tmp_path, None), made(tmp_path, settings)
+    for one in (reference, ours):
+        one.train()
+    assert reference.model.lm_head.weight is reference.model.transformer.wte.weight
+    for options in ({}, {"only_trainable": True}, {"exclude_embeddings": True}):
+        assert ours.model.num_parameters(**options) == reference.model.num_parameters(**options)
+    assert logs(ours, "total_flos") == logs(reference, "total_flos")
+    ours._sluice.close()
+
+
+def test_the_trainer_of_sequences_to_sequences(tmp_path, settings):
+    class Both(Trainer, transformers.Seq2SeqTrainer):
+        pass
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(
+        vocab_size=61, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0))
+    args = transformers.Seq2SeqTrainingArguments(**{
+        key: value for key, value in arguments(tmp_path, max_steps=2, save_strategy="no", eval_steps=1).to_dict().items()
+        if key in ("output_dir", "max_steps", "save_strategy", "eval_strategy", "eval_steps", "report_to", "use_cpu", "learning_rate")},
+        predict_with_generate=True, generation_max_length=4)
+    trainer = Both(model=model, args=args, train_dataset=rows(4), eval_dataset=rows(2), sluice=settings)
+    trainer.train()
+    assert trainer._sluice._engine.applied_step() == 2 and len(logs(trainer, "eval_loss")) == 2
+    trainer._sluice.close()
 
 
 def test_transformers_own_trainer(tmp_path, settings):

@@ -79,6 +79,18 @@ TEST(Trace, AForkedChildHasNone) {
   EXPECT_EQ(test::file_text(path).find("the child's"), std::string::npos);
 }
 
+TEST(Trace, RefusesNumbersThatCannotBe) {
+  const test::TempDirectory directory;
+  const TraceOptions options{.file = directory.file("trace")};
+  TraceOptions large = options;
+  large.ring_records = (1u << 30) + 1;
+  TraceOptions foreign = options;
+  foreign.rank = 2;
+  foreign.ranks = 2;
+  for (const TraceOptions& refused : {large, foreign}) EXPECT_THROW(trace_start(refused), Error);
+  EXPECT_FALSE(trace_enabled());
+}
+
 TEST(Trace, KeepsRecordsOnlyWhileItRuns) {
   trace_record({.begin_ns = 1, .end_ns = 9});
   trace_enable(16);

@@ -35,14 +35,15 @@ bool is_note(const std::vector<std::string>& notes, const std::string& words) {
 class CheckpointFolder : public testing::Test {
  protected:
   // Returns the notes.
-  std::vector<std::string> save(std::uint64_t step, std::uint32_t keep = 0) {
+  std::vector<std::string> save(std::uint64_t step, std::uint32_t keep = 0,
+                                CheckpointKin kin = CheckpointKin::kSameState) {
     NewCheckpoint fresh(root_);
     fresh.create("data", "begins", 10);
     CheckpointFile file(fresh.folder(), "data");
     AlignedBuffer room(kPageBytes, "the test");
     file.write(6, std::as_bytes(std::span("here")).first(4), room.span());
     file.sync();
-    (void)fresh.commit(step, keep);
+    (void)fresh.commit(step, keep, [kin](const std::string&) { return kin; });
     return fresh.notes();
   }
   std::vector<std::string> names() const {
@@ -76,6 +77,44 @@ TEST_F(CheckpointFolder, AStepThatIsSavedAgainReplacesTheOldOne) {
   EXPECT_EQ(latest(), "step-000000003.1");
   save(3);
   EXPECT_EQ(names(), Names{"step-000000003.2"});
+}
+
+TEST_F(CheckpointFolder, AnotherStateOfTheSameStepStays) {
+  save(3);
+  EXPECT_TRUE(is_note(save(3, 0, CheckpointKin::kSameModel),
+                      "step-000000003\" is of another state of this step, and stays"));
+  EXPECT_EQ(names(), (Names{"step-000000003.1", "step-000000003"}));
+  EXPECT_EQ(latest(), "step-000000003.1");
+  save(5, 2, CheckpointKin::kSameModel);  // it counts as one of two
+  EXPECT_EQ(names(), (Names{"step-000000005", "step-000000003.1"}));
+}
+
+TEST_F(CheckpointFolder, AnotherModelStays) {
+  save(3);
+  for (const std::uint64_t step : {3u, 4u})
+    EXPECT_TRUE(is_note(save(step, 1, CheckpointKin::kForeign), "is of another model, and stays") ||
+                step == 4);
+  EXPECT_EQ(names(), (Names{"step-000000004", "step-000000003.1", "step-000000003"}));
+}
+
+TEST_F(CheckpointFolder, ALockFileThatIsSomethingElseStaysAsItIs) {
+  const std::string precious = directory_.file("precious");
+  std::ofstream(precious) << "precious";
+  fs::create_directory(root_);
+  const auto refused = [&] {
+    const std::string words =
+        expect_error(ErrorCode::kInput, [&] { const CheckpointLock lock(root_); });
+    EXPECT_NE(words.find("is not a lock file of Sluice"), std::string::npos) << words;
+    EXPECT_EQ(file_text(precious), "precious");
+    fs::remove(root_ + "/.lock");
+  };
+  fs::create_symlink(precious, root_ + "/.lock");
+  refused();
+  fs::create_hard_link(precious, root_ + "/.lock");
+  refused();
+  ASSERT_EQ(::mkfifo((root_ + "/.lock").c_str(), 0600), 0);
+  refused();
+  save(1);
 }
 
 // One that was passed over may be all right on another day.

@@ -153,6 +153,33 @@ TEST_F(CheckpointTest, WeightsLieInSafetensorsFilesWithAnIndex) {
   EXPECT_TRUE(actual == expected);
 }
 
+TEST_F(CheckpointTest, OnlyTheSameStateIsReplaced) {
+  const Config config = config_of(directory_.path(), DType::kFp32);
+  Config other = config;
+  other.optimizer.adam.beta1 = 0.5;
+  const std::string first = train_and_save(config, {.steps = 2});
+  const std::string second = train_and_save(other, {.steps = 2});
+  EXPECT_TRUE(second.ends_with("step-000000002.1")) << second;
+  CheckpointSource(first).verify();
+  EXPECT_EQ(train_and_save(other, {.steps = 2}), root_ + "/step-000000002.2");
+  EXPECT_FALSE(fs::exists(second));
+  CheckpointSource(first).verify();
+  const std::string frozen = train_and_save(config, {.steps = 3, .frozen_units = {1}}, {.keep = 1});
+  EXPECT_FALSE(fs::exists(first)) << "the same tensors, and two too many";
+  ModelSpec lines;
+  lines.units.push_back({"line", {{.name = "line", .shape = {8}}}});
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  Engine engine(config, lines, *device);
+  engine.initialize([](const TensorPlace&, std::uint64_t, std::span<float> values) {
+    std::ranges::fill(values, 1.0f);
+  });
+  EXPECT_EQ(engine.save(root_, {.keep = 1}).notes, std::vector<std::string>{});
+  CheckpointSource(frozen).verify();
+  fs::rename(frozen, root_ + "/step-000000000.7");
+  EXPECT_EQ(engine.save(root_, {.keep = 1}).notes.size(), 1u);
+  CheckpointSource(root_ + "/step-000000000.7").verify();
+}
+
 TEST_F(CheckpointTest, ALossScaleGoesWithIt) {
   Config config = config_of(directory_.path(), DType::kFp16);
   config.precision.loss_scale = {.static_scale = 0, .initial_scale_power = 3, .window = 2};

@@ -69,6 +69,23 @@ TEST_F(SaveFailure, AFolderThatCannotBe) {
   });
 }
 
+TEST_F(SaveFailure, OptionsThatCannotBe) {
+  expect_to_go_on([&] {
+    for (const std::string name :
+         {"", ".", "..", ".hidden", "a/b", "../evil", "sluice_state.json",
+          "model.safetensors.index.json", "model-00001-of-00001.safetensors"}) {
+      const auto words = expect_error(ErrorCode::kInvalidArgument, [&] {
+        (void)engine_.save(root_, {.files = {{name, "text"}}});
+      });
+      EXPECT_NE(words.find("SaveOptions::files has the name \"" + name + "\""), std::string::npos)
+          << words;
+    }
+    expect_error(ErrorCode::kInvalidArgument,
+                 [&] { (void)engine_.save(root_, {.application = "\xff"}); });
+  });
+  EXPECT_EQ(std::filesystem::exists(directory_.file("evil")), false);
+}
+
 TEST_F(SaveFailure, NoRoom) {
   expect_to_go_on([&] {
     const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);

@@ -31,6 +31,25 @@ TEST(ModelSpec, FillsInOrders) {
   EXPECT_EQ(model.element_count(), 10u);
 }
 
+TEST(ModelSpec, RefusesNamesAndSizesThatFilesCannotHold) {
+  ModelSpec model = two_units();
+  model.units[1].tensors[0].name = "__metadata__";
+  EXPECT_EQ(complaint_about(model),
+            "model: a tensor cannot have the name \"__metadata__\", which files of safetensors "
+            "reserve");
+  model.units[1].tensors[0].name = "b\xff";
+  EXPECT_EQ(complaint_about(model), "model: the tensor name \"b\xEF\xBF\xBD\" is not UTF-8");
+  for (const std::vector<std::uint64_t>& shape :
+       {std::vector<std::uint64_t>{1ull << 32, 1ull << 32}, {~0ull, 3}, {1ull << 46}, {~0ull}}) {
+    model = two_units();
+    model.units[1].tensors[0].shape = shape;
+    EXPECT_NE(complaint_about(model).find("model: with tensor \"b.w\" of shape ["),
+              std::string::npos);
+    model.units[1].tensors[0].shape.push_back(0);
+    EXPECT_EQ(complaint_about(model), "");
+  }
+}
+
 TEST(ModelSpec, RefusesWhatCannotTrain) {
   EXPECT_EQ(complaint_about({}), "model: it has no units");
   ModelSpec model = two_units();

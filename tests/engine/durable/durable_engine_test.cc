@@ -162,6 +162,30 @@ TEST_F(DurableEngine, RestoreTakesThePlaceOfWhatThereIs) {
   EXPECT_TRUE(run(with, {.steps = 1}).state == toy_oracle(with, {.steps = 6}).state);
 }
 
+TEST_F(DurableEngine, RestoreBringsItsOwnNumbers) {
+  Config before = config();
+  before.optimizer.adam.beta2 = 0.75;
+  (void)run(before, {.steps = 2});
+  Config scratch = config();
+  scratch.storage.state = {};
+  Run other(scratch);
+  (void)run_toy(*other.engine, other.model, *other.device, scratch, {.steps = 5});
+  MemorySource source(*other.engine);
+  {
+    Run again(config());
+    again.engine->restore(source);
+    again.engine->close();
+  }
+  {
+    Run refused(before);
+    const std::string words = expect_error(
+        ErrorCode::kInput, [&] { (void)refused.engine->open_or_create(toy_values()); });
+    EXPECT_NE(words.find("and is 0.75"), std::string::npos) << words;
+  }
+  Run own(config());
+  EXPECT_TRUE(own.engine->open_or_create(toy_values()).changes.empty());
+}
+
 TEST_F(DurableEngine, RestoreIsRefusedWhereFrozenUnitsAreInTheCommit) {
   const ToyOptions options{.steps = 2, .frozen_units = {1}};
   Run first(config(), false, options);

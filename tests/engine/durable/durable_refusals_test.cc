@@ -154,7 +154,7 @@ TEST_F(DurableRefusals, AnotherModelOrPrecision) {
   ModelSpec other = toy_model();
   other.units[1].tensors[0].shape[0] += 1;
   const std::vector<std::string> remedies = {file_with(".commit0"), "`sluice state inspect`",
-                                             "`sluice state export`"};
+                                             "choose another storage.state.name"};
   expect_refused(ErrorCode::kInput, remedies, config_, other);
   expect_refused(ErrorCode::kInput, {"another model", "names and shapes was of hash", "and is of"},
                  config_, other);
@@ -162,7 +162,8 @@ TEST_F(DurableRefusals, AnotherModelOrPrecision) {
   wide.precision.parameters = DType::kFp32;
   expect_refused(ErrorCode::kInput, remedies, wide);
   expect_refused(ErrorCode::kInput,
-                 {"precision.parameters was bf16 and is fp32", "`sluice state import --convert`"},
+                 {"precision.parameters was bf16 and is fp32", "`sluice state export`",
+                  "`sluice train --resume-from store:NAME --convert`"},
                  wide);
 }
 

@@ -4,8 +4,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include <sluice/error.h>
 #include "engine/store/store_survey.h"
 #include "tests/engine/ranks/rank_threads.h"
+#include "tests/support/expect_error.h"
 
 namespace sluice::test {
 namespace {
@@ -87,6 +89,56 @@ TEST_F(StoreSurveyOfRanks, RanksWithoutACommonStepAreNamed) {
   EXPECT_FALSE(store.step.has_value());
   EXPECT_EQ(find_disagreement(store),
             "the ranks have no step in common (rank 0: 7 or 6; rank 1: 3 or 2)");
+}
+
+TEST_F(StoreSurveyOfRanks, TellsDamageFromWhatCannotBeRead) {
+  train(2);
+  const StoreSurvey whole = survey();
+  const auto file_of = [&](const std::string& part) {
+    for (const auto& entry : fs::directory_iterator(directory_.path()))
+      if (entry.path().string().find(part) != std::string::npos) return entry.path();
+    return fs::path();
+  };
+  const fs::path data = file_of(".r0.data0");
+  const std::uintmax_t size = fs::file_size(data);
+  fs::resize_file(data, 4096);
+  const std::vector<std::string> lines = find_damaged_planes(whole, whole.ranks[0]);
+  ASSERT_FALSE(lines.empty());
+  EXPECT_NE(lines.back().find("has 4096 B, but should reach to"), std::string::npos) << lines[0];
+  fs::resize_file(data, size);
+  const fs::path records = file_of(".r1.commit0");
+  const auto rank_1 = [&] {
+    StoreSurvey store = survey();
+    return store.ranks.size() == 2 ? store.ranks[1] : SurveyedRank();
+  };
+  fs::rename(records, aside() + "/away");
+  fs::create_directory(records);
+  EXPECT_NE(rank_1().problem.find("is not a regular file"), std::string::npos) << rank_1().problem;
+  EXPECT_FALSE(rank_1().is_damaged);
+  fs::remove(records);
+  fs::rename(aside() + "/away", records);
+  fs::resize_file(records, 4096);
+  EXPECT_TRUE(rank_1().is_damaged) << rank_1().problem;
+}
+
+TEST_F(StoreSurveyOfRanks, ARemovalThatFailsAtOnceLeavesTheStore) {
+  train(2);
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(directory_.path()))
+    if (entry.path().extension() != ".lock") files.push_back(entry.path());
+  for (const fs::path& file : files) {  // folders cannot be unlinked
+    fs::rename(file, fs::path(aside()) / file.filename());
+    fs::create_directory(file);
+  }
+  const std::string words =
+      expect_error(ErrorCode::kIo, [&] { (void)remove_store("run", directories()); });
+  EXPECT_TRUE(words.ends_with("; nothing was removed")) << words;
+  for (const fs::path& file : files) {
+    fs::remove(file);
+    fs::rename(fs::path(aside()) / file.filename(), file);
+  }
+  train(1);
+  EXPECT_EQ(survey().step, 3u);
 }
 
 TEST_F(StoreSurveyOfRanks, RanksWithoutFilesAreNamed) {

@@ -33,7 +33,8 @@ TEST(MemoryLedger, ListsWhatIsTakenByPurposeLargestFirst) {
             "MiB (8388608 of 16777216 B) are taken by\n"
             "    5.00 MiB  window\n"
             "    3.00 MiB  slots (2 allocations)\n"
-            "; raise memory.device or keep less there");
+            "; keep less there, or give the device more memory, where memory.device or "
+            "HostDeviceOptions::memory_bytes limits it");
 }
 
 // Taken and request would wrap around to almost nothing.
@@ -46,7 +47,7 @@ TEST(MemoryLedger, RefusesWhatWouldOverflow) {
 }
 
 TEST(MemoryLedger, EmptyLedgerListsNothing) {
-  EXPECT_NE(refusal(MemoryLedger(0), 1).find("0 B of 0 B (0 of 0 B) are taken; raise"),
+  EXPECT_NE(refusal(MemoryLedger(0), 1).find("0 B of 0 B (0 of 0 B) are taken; keep"),
             std::string::npos);
 }
 

@@ -359,3 +359,24 @@ class CheckpointsOfRanks(RanksTest):
                                 "--checkpoint", "more", "--resume=required")
         self.assertGreater(rest["resumed_steps"], 0)
         self.assertEqual(rest["state_sha256"], expected)
+
+    def test_a_signal_to_the_launcher_loses_nothing(self):
+        """Open MPI passes the signal on, reads no more of the terminal that it gives rank 0, kills after a second, and exits with 1."""
+        config = self.write_config({**BASE, "run.threads": 1, "run.steps": 100000})
+        launcher = self.mpirun(2)[self.mpirun(2).index("mpirun"):]  # without `timeout`, which would not pass the signal on at once
+        process = subprocess.Popen([*launcher, *self.command("train", config, "--checkpoint", "kept", "--csv", "rows.csv")],
+                                   cwd=self.folder, env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        rows = 0
+        while rows < 200:  # lines of progress that would fill a terminal without a reader
+            self.assertIsNone(process.poll())
+            if os.path.exists(self.path("rows.csv")):
+                with open(self.path("rows.csv"), encoding="ascii") as file:
+                    rows = len(file.readlines())
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+        self.assertIn(b"go on with: ", stderr)
+        self.assertNotIn(b"MPI_Finalize", stderr)
+        with open(self.path("rows.csv"), encoding="ascii") as file:
+            steps = len(file.readlines()) - 1
+        self.assertEqual(os.readlink(self.path("kept", "latest")), f"step-{steps:09}")

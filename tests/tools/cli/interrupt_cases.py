@@ -1,8 +1,10 @@
 """A run that is stopped: by Ctrl-C, SIGTERM and SIGHUP after the step in flight, by kill -9 at once; the
 storage folder is empty afterwards, and what was trained until then is exact."""
 
+import contextlib
 import json
 import os
+import pty
 import random
 import signal
 import subprocess
@@ -113,6 +115,30 @@ class Interrupt(CliCase):
                 self.assertEqual(process.returncode, 130, stderr)
                 self.assertEqual(stderr, ANSWER)
                 self.assertTrue(os.path.exists(self.path("model")))
+
+    def test_a_terminal_that_nothing_reads_holds_up_no_step(self):
+        main, terminal = pty.openpty()
+        self.addCleanup(os.close, main)
+        process = subprocess.Popen(self.command("train", self.write_config(STEADY), "--csv", "run.csv", "--checkpoint", "kept"),
+                                   cwd=self.folder, env=self.environment(), stdout=terminal, stderr=subprocess.DEVNULL)
+        os.close(terminal)
+        self.addCleanup(process.kill)
+        rows = 0
+        while rows < 2000:  # far more lines than it holds
+            self.assertIsNone(process.poll())
+            time.sleep(0.05)
+            if os.path.exists(self.path("run.csv")):
+                with open(self.path("run.csv"), encoding="ascii") as file:
+                    rows = len(file.readlines())
+        process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + RUN_TIMEOUT_S
+        while not os.path.exists(self.path("kept", "latest")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertTrue(os.path.exists(self.path("kept", "latest")), "the report at the end waits for its reader, and the state does not")
+        with contextlib.suppress(OSError):  # its end
+            while os.read(main, 4096):
+                pass
+        self.assertEqual(process.wait(timeout=RUN_TIMEOUT_S), 130)
 
     def test_kill(self):
         process = self.start()

@@ -294,6 +294,16 @@ class Stores(OutputCase):
         for option in ("--json", "--save", "--csv"):
             self.refuse_all("stored", "train", "store.json", "--resume", "--quiet", option=option)
 
+    def test_no_output_is_a_folder_that_is_to_be_made(self):
+        for option in ("--csv", "--json"):
+            for folder in ("--checkpoint", "--tensorboard"):
+                self.assertIn(f"\"fresh\" is the same file as {folder}", self.run_sluice(
+                    "train", "store.json", "--resume", "--quiet", folder, "fresh", option, "fresh", expect=2).stderr)
+                if os.path.isdir(self.path("fresh")):
+                    os.rmdir(self.path("fresh"))
+        self.assertIn("is the same file as DIR", self.run_sluice("state", "export", "store.json", "fresh", "--json", "fresh", expect=2).stderr)
+        self.assertFalse(os.path.exists(self.path("fresh")))
+
     def test_an_output_beside_a_store_may_begin_with_its_name(self):
         for _ in range(2):
             self.run_sluice("train", "store.json", "--resume", "--quiet", "--steps", "1", "--json", "stored/run-7.json")

@@ -242,6 +242,41 @@ class DurableStores(CliCase):
             self.assertEqual((run["resumed_steps"], run["state_sha256"]), (3, whole))
             self.run_sluice("state", "remove", resumed)
 
+    def test_checkpoints_of_another_run_stay(self):
+        stores = [{**BASE, "storage.state.name": f"run-{seed}", "run.seed": seed} for seed in (1, 2)]
+        sums = [self.train(values)["state_sha256"] for values in stores]
+        first = self.run_sluice("state", "export", self.write_config(stores[0]), "kept")
+        again = self.run_sluice("state", "export", self.write_config(stores[0]), "kept")  # the same state is there once
+        self.assertEqual(first.stderr + again.stderr, "")
+        done = self.run_sluice("state", "export", self.write_config(stores[1]), "kept")
+        self.assertIn(f"step-00000000{STEPS}.1\" is of another state of this step, and stays", done.stderr)
+        for name, expected in zip((".1", ".2"), sums):
+            run = self.train({**BASE, "storage.state.name": "", "run.seed": expected == sums[1] and 2 or 1}, "--resume-from",
+                             f"kept/step-00000000{STEPS}{name}")
+            self.assertEqual((run["resumed_steps"], run["state_sha256"]), (STEPS, expected))
+        scratch = {**stores[0], "storage.state.name": ""}
+        for changed in ({}, {"model.layers": 1}):
+            self.train({**scratch, **changed, "run.steps": 2}, "--checkpoint", "other")
+            before = sorted(os.listdir(self.path("other")))
+            self.assertIn("is a checkpoint of another run", self.fail_train(2, {**stores[1], "run.steps": STEPS + 1}, "--resume",
+                                                                           "--checkpoint", "other", "--keep", "1"))
+            self.assertEqual(sorted(os.listdir(self.path("other"))), before)
+            shutil.rmtree(self.path("other"))
+        self.train({**scratch, "run.steps": 2}, "--checkpoint", "other")
+        self.train({**stores[0], "run.steps": STEPS + 1}, "--resume", "--checkpoint", "other", "--keep", "1", "--accept-config")
+        self.assertEqual([name for name in sorted(os.listdir(self.path("other"))) if name[0] != "."], ["latest", f"step-00000000{STEPS + 1}"])
+
+    def test_a_signal_while_the_store_is_made(self):
+        config = self.write_config({**BASE, "run.steps": 100000})
+        process = subprocess.Popen(self.command("train", config, "--quiet"), cwd=self.folder, env=self.environment(), stderr=subprocess.PIPE)
+        while not (self.files("run-7.lock") and b"stage: made" in open(self.files("run-7.lock")[0], "rb").read(60)):
+            self.assertIsNone(process.poll())
+        process.terminate()
+        _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+        self.assertEqual(process.returncode, 130, stderr)
+        self.assertNotIn(b"nothing was written", stderr)
+        self.run_sluice("train", config, "--steps", "3", "--quiet", "--resume", "--accept-config")
+
     def test_a_store_begins_another_run_or_store(self):
         planned = {**BASE, "optimizer.schedule_steps": STEPS}
         whole = self.train({**planned, "storage.state.name": "whole"})["state_sha256"]

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "base/utf8.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
 #include "tools/gpt/text/gpt2_words.h"
 #include "tools/gpt/text/token_file.h"
-#include "tools/gpt/text/utf8.h"
 
 namespace sluice {
 namespace {

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "base/utf8.h"
 #include "tools/gpt/text/unicode_ranges.h"
-#include "tools/gpt/text/utf8.h"
 
 namespace sluice {
 namespace {

@@ -2,13 +2,16 @@
 // text of the state that a run continues from.
 #include <algorithm>
 #include <set>
+#include <span>
 #include <string>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "io/checksum.h"
 #include "tools/gpt/train/checkpointing.h"
+#include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/run_settings.h"
 
 namespace sluice {
@@ -18,6 +21,7 @@ constexpr const char* kKernelChanges = "kernel_changes";
 constexpr const char* kSettingChanges = "setting_changes";
 // The number of sequences that the run has drawn by then, over all ranks.
 constexpr const char* kDraws = "draws";
+constexpr const char* kBeginning = "beginning";
 
 // The settings of this run, and those of the saved one that this run may have lost.
 std::set<std::string> compared_keys(const std::map<std::string, std::string>& settings,
@@ -45,7 +49,31 @@ std::uint64_t draws_in(const nlohmann::json& saved, std::uint64_t steps) {
          number_in(settings, "batch.micro_batches") * number_in(settings, "ranks");
 }
 
+bool is_same_change(const SettingChange& one, const SettingChange& other) {
+  return one.steps == other.steps && one.key == other.key && one.before == other.before &&
+         one.after == other.after;
+}
+
 }  // namespace
+
+// Runs that begin with the same settings and text have the same bits, so nothing else has to tell
+// them apart.
+std::string Checkpointing::own_beginning() const {
+  std::string all = text_ + gpt2_config_text(config_.model);
+  for (const auto& [key, value] : settings_)
+    if (key != "run.steps" && key != kProducts && !follows_ranks(key)) all += key + "=" + value;
+  return hex_of(checksum128(std::as_bytes(std::span(all))));
+}
+
+// An older state of this run knows the first of the run's changes, and no others.
+bool Checkpointing::is_own(const std::string& application) const {
+  const nlohmann::json saved =
+      nlohmann::json::parse(application, nullptr, /*allow_exceptions=*/false);
+  if (!saved.is_object() || saved.value(kBeginning, std::string()) != beginning_) return false;
+  const std::vector<SettingChange> changes = setting_changes_in(saved, kSettingChanges);
+  return changes.size() <= setting_changes_.size() &&
+         std::equal(changes.begin(), changes.end(), setting_changes_.begin(), is_same_change);
+}
 
 // Checks that the run that goes on is the one that was saved. Returns the steps that it has made.
 std::uint64_t Checkpointing::check_application(const std::string& where,
@@ -106,6 +134,7 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
   first_draws_ = draws_in(saved, steps);
   kernel_changes_ = setting_changes_in(saved, kKernelChanges);
   setting_changes_ = setting_changes_in(saved, kSettingChanges);
+  beginning_ = saved.value(kBeginning, std::string());
   for (SettingChange& change : accepted) {
     change.steps = steps;
     setting_changes_.push_back(std::move(change));
@@ -125,6 +154,7 @@ std::uint64_t Checkpointing::draws(std::uint64_t steps) const {
 std::string Checkpointing::application(std::uint64_t steps) const {
   nlohmann::json document{
       {"steps", steps}, {kDraws, draws(steps)}, {"settings", settings_}, {"text", text_}};
+  if (!beginning_.empty()) document[kBeginning] = beginning_;
   add_changes(document, kKernelChanges, kernel_changes_);
   add_changes(document, kSettingChanges, setting_changes_);
   return document.dump();

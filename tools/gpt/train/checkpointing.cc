@@ -9,7 +9,9 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/checkpoint/checkpoint_source.h"
 #include "engine/store/store_files.h"
+#include "tools/cli/interrupt.h"
 #include "tools/cli/print.h"
 #include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/state_origin.h"
@@ -50,6 +52,9 @@ Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig
   }
   settings_ = settings_of(config, rank_count);
   text_ = describe_text(config.data_file);
+  say_at_interrupt(
+      "sluice: interrupted before the first step; what has been made of the state stays: begin "
+      "again with --resume\n");
   if (!is_first_ || !is_on()) return;
   lock_.emplace(options.root);
   notes_.insert(notes_.end(), lock_->notes().begin(), lock_->notes().end());
@@ -82,7 +87,29 @@ std::vector<Checkpointing::Candidate> Checkpointing::candidates(Engine& engine) 
   return found;
 }
 
+void Checkpointing::require_own(Engine& engine, const std::vector<Candidate>& found,
+                                std::uint64_t step) {
+  std::string foreign;
+  for (const Candidate& candidate : found) {
+    if (!is_first_ || candidate.step > step || !foreign.empty()) continue;
+    try {
+      const std::vector<std::string> texts = read_manifest(candidate.folder).application;
+      if (!is_own(texts.empty() ? "" : texts[0])) foreign = candidate.folder;
+    } catch (const Error&) {
+      // It is damaged, or none at all.
+    }
+  }
+  foreign = engine.share(foreign);
+  if (!foreign.empty())
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" is a checkpoint of another run, beside which this run would "
+                            "remove what it takes for its own; name another folder for "
+                            "--checkpoint, or move that checkpoint away",
+                            foreign));
+}
+
 std::optional<std::uint64_t> Checkpointing::resume(Engine& engine, const InitialValues& values) {
+  beginning_ = own_beginning();
   const std::vector<Candidate> found = candidates(engine);
   if (options_.resume.empty() && !found.empty())
     throw Error(ErrorCode::kInput,
@@ -107,7 +134,7 @@ std::optional<std::uint64_t> Checkpointing::resume(Engine& engine, const Initial
 std::optional<std::uint64_t> Checkpointing::resume_checkpoint(Engine& engine,
                                                               const std::vector<Candidate>& found) {
   for (const auto& [step, folder] : found) {
-    if (const auto steps = try_one(engine, folder)) {
+    if (const auto steps = try_one(engine, folder, found)) {
       saved_steps_ = steps;
       saved_path_ = folder;
       return steps;
@@ -134,7 +161,7 @@ std::optional<std::uint64_t> Checkpointing::resume_store(Engine& engine,
                             name, committed));
   for (const auto& [step, folder] : found) {
     if (step <= committed) break;  // newest first
-    if (const auto steps = try_one(engine, folder)) {
+    if (const auto steps = try_one(engine, folder, found)) {
       notes_.push_back(
           fmt::format("checkpoint: step {} is newer than step {} of the store \"{}\", "
                       "and has taken its place",
@@ -146,8 +173,10 @@ std::optional<std::uint64_t> Checkpointing::resume_store(Engine& engine,
   }
   is_from_store_ = true;
   const OpenedState opened = engine.open_or_create(values, {.accepts_changes = true});
-  return check_application(fmt::format("the store \"{}\"", name), opened.application,
-                           Kernels::kStay);
+  const std::uint64_t steps =
+      check_application(fmt::format("the store \"{}\"", name), opened.application, Kernels::kStay);
+  require_own(engine, found, committed);
+  return steps;
 }
 
 // Begins with a state from elsewhere. A state without a text of sluice train, such as a universal
@@ -214,7 +243,8 @@ FinishOptions Checkpointing::finish_options(std::uint64_t steps) const {
 
 // Nothing where the checkpoint is not whole. All ranks get the same result. A process that may open
 // no more files says nothing about the checkpoint, so no older one takes its place.
-std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::string& folder) {
+std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::string& folder,
+                                                    const std::vector<Candidate>& found) {
   constexpr double kOpened = 1, kPassedOver = 0, kUnable = -1;
   std::optional<CheckpointSource> source;
   std::optional<Error> obstacle;
@@ -241,6 +271,7 @@ std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::s
   const std::vector<std::string>& saved = source->manifest().application;
   const std::uint64_t steps = check_application(fmt::format("\"{}\"", source->folder()),
                                                 saved.empty() ? "" : saved[0], Kernels::kMayChange);
+  require_own(engine, found, source->position().step);
   WatchedSource watched(*source);
   try {
     restore(engine, watched, folder, steps);

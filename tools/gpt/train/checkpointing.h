@@ -112,7 +112,8 @@ class Checkpointing {
     std::string folder;
   };
   std::vector<Candidate> candidates(Engine& engine) const;
-  std::optional<std::uint64_t> try_one(Engine& engine, const std::string& folder);
+  std::optional<std::uint64_t> try_one(Engine& engine, const std::string& folder,
+                                       const std::vector<Candidate>& found);
   std::optional<std::uint64_t> resume_checkpoint(Engine& engine,
                                                  const std::vector<Candidate>& found);
   std::uint64_t resume_from(Engine& engine);
@@ -127,6 +128,12 @@ class Checkpointing {
   std::uint64_t check_application(const std::string& where, const std::string& application,
                                   Kernels kernels);
   std::string application(std::uint64_t steps) const;
+  // Fails with kInput if a checkpoint of `found`, of step `step` or before, is of another run. Such
+  // a checkpoint would otherwise be counted and removed as one of this run. Every rank makes the
+  // call. Must be called after check_application().
+  void require_own(Engine& engine, const std::vector<Candidate>& found, std::uint64_t step);
+  bool is_own(const std::string& application) const;
+  std::string own_beginning() const;
   SaveOptions save_options(std::uint64_t steps) const;
   void save(Engine& engine, std::uint64_t steps);
   void note(const std::optional<SavedCheckpoint>& saved, std::uint64_t steps);
@@ -146,6 +153,7 @@ class Checkpointing {
   std::uint64_t first_draws_ = 0;
   std::vector<SettingChange> kernel_changes_;
   std::vector<SettingChange> setting_changes_;  // all other accepted changes
+  std::string beginning_;  // a checksum of the settings and the text with which the run first began
   std::optional<std::uint64_t> saved_steps_;
   std::uint64_t steps_under_way_ = 0;  // the run's steps when the save under way began
   std::vector<SavedCheckpoint> saved_;

@@ -85,8 +85,17 @@ std::unique_ptr<Collectives> TrainRanks::join(ComputeDevice& device) {
   return device.gpu() != nullptr ? world_->join(*device.gpu()) : world_->join(*device.host());
 }
 
+void TrainRanks::leave(int code) {
+  leaving_code_.store(code);
+  world_->leave();
+}
+
 // A launcher that has lost a rank ends the others, which know the missing one.
 void TrainRanks::tell_of_end(const std::string& waiting) {
+  if (const int code = leaving_code_.load(); interrupted() && code >= 0) {
+    std::fflush(nullptr);
+    ::_exit(code);
+  }
   if (!interrupted() || has_told_.exchange(true)) return;
   const Launch launch = own_launch();
   warn("sluice: rank {} of {}: told to end while {}\n", launch.rank, launch.rank_count, waiting);

@@ -50,9 +50,11 @@ class TrainRanks {
   std::unique_ptr<Collectives> join(ComputeDevice& device);
 
   // Closes the connections between the ranks when all ranks have called leave(). After leave(), no
-  // other function of this object may be called.
+  // other function of this object may be called. `code` is the process's exit code. If a signal has
+  // ended the run and the connections do not close soon, the call ends the process with `code`: a
+  // launcher that got the signal, too, no longer helps to close them.
   // Fails with kRanks if another rank does not call leave() within the timeout.
-  void leave() { world_->leave(); }
+  void leave(int code);
 
   // Prints `failure` on standard error, and ends every rank. If MPI connects the ranks, MPI ends
   // all ranks. Otherwise, the call ends this rank, and torchrun or a deadline ends the other ranks.
@@ -63,6 +65,7 @@ class TrainRanks {
   void tell_of_end(const std::string& waiting);
 
   std::atomic<bool> has_told_ = false;
+  std::atomic<int> leaving_code_ = -1;  // of leave(); -1 before
   std::unique_ptr<RankWorld> world_;
 };
 

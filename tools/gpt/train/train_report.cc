@@ -265,6 +265,8 @@ void ProgressDisplay::show(const StepRecord& record) {
   flush_said();
 }
 
+// Training does not wait for a terminal that nothing reads. A launcher that was told to end reads
+// no more, and gives its ranks a second to save.
 void ProgressDisplay::show_bar(const StepRecord& record) {
   if (!first_)
     first_ = record.step - 1;  // after a resume, the steps before took no time of this run
@@ -284,13 +286,14 @@ void ProgressDisplay::show_bar(const StepRecord& record) {
     const std::size_t whole = line.rfind("  ", columns);  // fields are whole, where one fits
     line.resize(whole == std::string::npos ? columns : whole);
   }
+  if (!takes_output(STDOUT_FILENO)) return;
   say_text(fmt::format("\r{}\x1b[K", line));
   flush_said();
   bar_is_open_ = true;
 }
 
 void ProgressDisplay::finish() {
-  if (bar_is_open_) say("\n");
+  if (bar_is_open_ && takes_output(STDOUT_FILENO)) say("\n");
   bar_is_open_ = false;
 }
 

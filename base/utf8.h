@@ -19,6 +19,9 @@ struct Utf8Character {
 // Requires: `text` is not empty.
 Utf8Character first_utf8(std::string_view text);
 
+// Returns whether `text` consists of well-formed sequences alone.
+bool is_utf8(std::string_view text);
+
 // Returns `text` with U+FFFD in place of each byte outside of well-formed sequences.
 std::string valid_utf8(std::string_view text);
 

@@ -1,4 +1,4 @@
-#include "tools/gpt/text/utf8.h"
+#include "base/utf8.h"
 
 #include <array>
 
@@ -19,6 +19,15 @@ Utf8Character first_utf8(std::string_view text) {
   const bool is_surrogate = code >= 0xD800 && code <= 0xDFFF;
   if (code < kLeast[size] || is_surrogate || code > 0x10FFFF) return {};
   return {.code = code, .size_bytes = size};
+}
+
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const Utf8Character character = first_utf8(text);
+    if (!character.code) return false;
+    text.remove_prefix(character.size_bytes);
+  }
+  return true;
 }
 
 std::string valid_utf8(std::string_view text) {
