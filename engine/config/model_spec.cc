@@ -17,7 +17,7 @@ namespace {
 }
 
 // Far more than any drives hold, and few enough for every size in bytes.
-constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 46;
+constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 49;
 
 // Returns kElementsMax + 1 for every larger product.
 std::uint64_t bounded_count(const TensorSpec& tensor) {

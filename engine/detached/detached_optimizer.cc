@@ -27,7 +27,7 @@ namespace {
 }
 
 // Far more than any drives hold, and few enough for every size in bytes.
-constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 46;
+constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 49;
 
 void check_tensors(std::span<const DetachedTensor> tensors, bool has_device) {
   if (tensors.empty()) refuse_call("detached optimizer: there are no tensors");

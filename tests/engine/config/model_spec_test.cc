@@ -40,7 +40,7 @@ TEST(ModelSpec, RefusesNamesAndSizesThatFilesCannotHold) {
   model.units[1].tensors[0].name = "b\xff";
   EXPECT_EQ(complaint_about(model), "model: the tensor name \"b\xEF\xBF\xBD\" is not UTF-8");
   for (const std::vector<std::uint64_t>& shape :
-       {std::vector<std::uint64_t>{1ull << 32, 1ull << 32}, {~0ull, 3}, {1ull << 46}, {~0ull}}) {
+       {std::vector<std::uint64_t>{1ull << 32, 1ull << 32}, {~0ull, 3}, {1ull << 49}, {~0ull}}) {
     model = two_units();
     model.units[1].tensors[0].shape = shape;
     EXPECT_NE(complaint_about(model).find("model: with tensor \"b.w\" of shape ["),
