@@ -311,24 +311,28 @@ std::string NewCheckpoint::commit(
   });
   std::uint32_t kept = 1;
   for (const CheckpointName& name : names) {
+    const bool is_of_this_step = name.step == step;
     if (name.step > step) continue;  // a state beyond this step: kept
-    const bool is_over = keep != 0 && kept + 1 > keep;
-    if (name.step != step && !is_over) {
-      ++kept;
-      continue;
-    }
+    if (keep == 0 && !is_of_this_step) continue;
     const std::string other = root_ + "/" + name.text();
     const CheckpointKin kin = kin_of(other);
-    if (kin == CheckpointKin::kSameState || (kin == CheckpointKin::kSameModel && is_over)) {
+    const bool is_over = keep != 0 && kept >= keep;
+    if (kin == CheckpointKin::kForeign) {
+      if (is_of_this_step || is_over) note_that_stays(other, "model");
+    } else if (is_over || (is_of_this_step && kin == CheckpointKin::kSameState)) {
       attempt([&] { remove_checkpoint(root_, name); });
-      continue;
+    } else {
+      ++kept;
+      if (is_of_this_step) note_that_stays(other, "state of this step");
     }
-    ++kept;
-    notes_.push_back(fmt::format(
-        "checkpoint: \"{}\" is of another {}, and stays; remove it if you do not want it", other,
-        kin == CheckpointKin::kSameModel ? "state of this step" : "model"));
   }
   return path;
+}
+
+void NewCheckpoint::note_that_stays(const std::string& path, const char* what) {
+  notes_.push_back(
+      fmt::format("checkpoint: \"{}\" is of another {}, and stays; remove it if you do not want it",
+                  path, what));
 }
 
 void NewCheckpoint::attempt(const std::function<void()>& action) {

@@ -90,9 +90,9 @@ class NewCheckpoint {
   // in the checkpoint. The call removes a checkpoint of the same state, and then the oldest
   // checkpoints of this model until at most `keep` checkpoints of steps up to `step` are left.
   // Checkpoints of later steps are kept. If `keep` is 0, the call keeps the checkpoints of all
-  // steps. `kin_of` is called for each checkpoint that would be removed, with the checkpoint's
-  // path. Once the checkpoint has its name, nothing fails any more: a link that cannot be replaced,
-  // an old checkpoint that cannot be removed and one that is kept as another state are notes.
+  // steps. `kin_of` is called with the paths of older checkpoints. Once the checkpoint has its
+  // name, nothing fails any more: a link that cannot be replaced, an old checkpoint that cannot be
+  // removed and one that is kept as another state are notes.
   std::string commit(std::uint64_t step, std::uint32_t keep,
                      const std::function<CheckpointKin(const std::string& path)>& kin_of);
   // Lines of text for the user.
@@ -100,6 +100,7 @@ class NewCheckpoint {
 
  private:
   void attempt(const std::function<void()>& action);
+  void note_that_stays(const std::string& path, const char* what);
 
   std::string root_;
   CheckpointLock lock_;

@@ -97,6 +97,16 @@ TEST_F(CheckpointFolder, AnotherModelStays) {
   EXPECT_EQ(names(), (Names{"step-000000004", "step-000000003.1", "step-000000003"}));
 }
 
+TEST_F(CheckpointFolder, AnotherModelDoesNotCount) {
+  for (const std::uint64_t step : {3u, 4u, 5u}) save(step);
+  NewCheckpoint fresh(root_);
+  (void)fresh.commit(6, 2, [](const std::string& path) {
+    return path.ends_with("5") ? CheckpointKin::kForeign : CheckpointKin::kSameModel;
+  });
+  EXPECT_EQ(names(), (Names{"step-000000006", "step-000000005", "step-000000004"}));
+  EXPECT_TRUE(fresh.notes().empty());
+}
+
 TEST_F(CheckpointFolder, ALockFileThatIsSomethingElseStaysAsItIs) {
   const std::string precious = directory_.file("precious");
   std::ofstream(precious) << "precious";
