@@ -7,6 +7,8 @@
 #include <memory>
 #include <mutex>
 
+#include <fmt/format.h>
+
 #include <sluice/error.h>
 #include "base/trace/trace_ring.h"
 #include "base/trace/trace_writer.h"
