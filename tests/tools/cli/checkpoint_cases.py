@@ -361,11 +361,12 @@ class CheckpointsOfRanks(RanksTest):
         self.assertEqual(rest["state_sha256"], expected)
 
     def test_a_signal_to_the_launcher_loses_nothing(self):
-        """Open MPI passes the signal on, reads no more of the terminal that it gives rank 0, kills after a second, and exits with 1."""
+        """Open MPI passes the signal on, reads no more of the terminal that it gives rank 0, kills soon after, and exits with 1."""
         config = self.write_config({**BASE, "run.threads": 1, "run.steps": 100000})
         launcher = self.mpirun(2)[self.mpirun(2).index("mpirun"):]  # without `timeout`, which would not pass the signal on at once
         process = subprocess.Popen([*launcher, *self.command("train", config, "--checkpoint", "kept", "--csv", "rows.csv")],
-                                   cwd=self.folder, env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                                   cwd=self.folder, env={**self.environment(), "OMPI_MCA_odls_base_sigkill_timeout": "5"},
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         self.addCleanup(process.kill)
         rows = 0
         while rows < 200:  # lines of progress that would fill a terminal without a reader

@@ -275,7 +275,7 @@ class DurableStores(CliCase):
         _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
         self.assertEqual(process.returncode, 130, stderr)
         self.assertNotIn(b"nothing was written", stderr)
-        self.run_sluice("train", config, "--steps", "3", "--quiet", "--resume", "--accept-config")
+        self.run_sluice("train", config, "--steps", "100", "--quiet", "--resume", "--accept-config")
 
     def test_a_store_begins_another_run_or_store(self):
         planned = {**BASE, "optimizer.schedule_steps": STEPS}
