@@ -8,6 +8,7 @@
 
 #include <sluice/error.h>
 #include "base/utf8.h"
+#include "engine/config/element_limit.h"
 
 namespace sluice {
 namespace {
@@ -15,9 +16,6 @@ namespace {
 [[noreturn]] void fail(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, "model: " + message);
 }
-
-// Far more than any drives hold, and few enough for every size in bytes.
-constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 49;
 
 // Returns kElementsMax + 1 for every larger product.
 std::uint64_t bounded_count(const TensorSpec& tensor) {

@@ -13,6 +13,7 @@
 #include "base/moment_rounding.h"
 #include "base/topology.h"
 #include "cpu_optim/optimizer_options.h"
+#include "engine/config/element_limit.h"
 #include "engine/detached/detached_flow.h"
 #include "engine/detached/detached_over_queue.h"
 #include "engine/detached/detached_staging.h"
@@ -25,9 +26,6 @@ namespace {
 [[noreturn]] void refuse_call(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
-
-// Far more than any drives hold, and few enough for every size in bytes.
-constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 49;
 
 void check_tensors(std::span<const DetachedTensor> tensors, bool has_device) {
   if (tensors.empty()) refuse_call("detached optimizer: there are no tensors");

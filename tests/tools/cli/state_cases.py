@@ -250,8 +250,8 @@ class DurableStores(CliCase):
         self.assertEqual(first.stderr + again.stderr, "")
         done = self.run_sluice("state", "export", self.write_config(stores[1]), "kept")
         self.assertIn(f"step-00000000{STEPS}.1\" is of another state of this step, and stays", done.stderr)
-        for name, expected in zip((".1", ".2"), sums):
-            run = self.train({**BASE, "storage.state.name": "", "run.seed": expected == sums[1] and 2 or 1}, "--resume-from",
+        for seed, name, expected in zip((1, 2), (".1", ".2"), sums):
+            run = self.train({**BASE, "storage.state.name": "", "run.seed": seed}, "--resume-from",
                              f"kept/step-00000000{STEPS}{name}")
             self.assertEqual((run["resumed_steps"], run["state_sha256"]), (STEPS, expected))
         scratch = {**stores[0], "storage.state.name": ""}
