@@ -61,6 +61,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
     from a param_group."""
 
     leaves_parameters = True  # in the model, for guards.py
+    how_to_clip = "give the optimizer clip_norm=, or clip with gradients=\"step\""  # for guards.py
     _type = ""
     _kinds: "Mapping[str, int]" = {}
     _has_step = True
@@ -102,6 +103,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._take_in_backward()
         if modules is not None:
             self._wait_in_forward(modules)
+            guards.read_gradients((p for group in self.param_groups for p in group["params"]), self)
 
     # Subclasses define these.
 
@@ -409,7 +411,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def answer_clipping(self, max_norm: float, *_: Any) -> Any:
         """For guards.py: clip_grad_norm_ was called on parameters whose gradients have gone."""
         raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: with gradients=\"backward\" the gradients have been "
-                            "taken in backward; give the optimizer clip_norm=, or clip with gradients=\"step\"")
+                            f"taken in backward; {self.how_to_clip}")
 
     def answer_zeroing(self, module: nn.Module) -> None:
         """For guards.py: module.zero_grad() was called, which forgets gradients that wait for their norm, too."""

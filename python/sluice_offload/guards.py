@@ -1,6 +1,7 @@
 """Guards for the ways in which a torch program touches parameters that the engine owns by then. Each way is made to
 work, or is refused with a message, instead of quietly doing nothing."""
 
+import functools
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional
 
@@ -27,12 +28,12 @@ class _Owner:
         raise NOT_COPIED
 
 
-def owners_of(parameters: "Iterable[Any]") -> "Iterator[Any]":
-    """The optimizers of those of `parameters` that are offloaded, each once."""
+def owners_of(parameters: "Iterable[Any]", role: str = "_sluice_owner") -> "Iterator[Any]":
+    """The optimizers of those of `parameters` that are offloaded, each once; or those that have another role, below."""
     seen: "set[int]" = set()
     for parameter in parameters:
         if isinstance(parameter, torch.Tensor):
-            known = getattr(parameter, "_sluice_owner", None)
+            known = getattr(parameter, role, None)
             owner = known.optimizer() if known is not None else None
             if owner is not None and id(owner) not in seen:
                 seen.add(id(owner))
@@ -51,11 +52,19 @@ def own(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
     _install()
 
 
+def read_gradients(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
+    """From now on `optimizer` may be reading gradients of `parameters` until its synchronize(), though they stay torch's."""
+    for parameter in parameters:
+        parameter._sluice_reader = _Owner(optimizer)  # type: ignore[attr-defined]
+    _install()
+
+
 def disown(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
     """Those of `parameters` that are `optimizer`'s belong to none any more."""
     for parameter in parameters:
-        if owner_of([parameter]) is optimizer:
-            del parameter._sluice_owner  # type: ignore[attr-defined]
+        for role in ("_sluice_owner", "_sluice_reader"):
+            if next(owners_of([parameter], role), None) is optimizer:
+                delattr(parameter, role)
 
 
 def _install() -> None:
@@ -64,60 +73,71 @@ def _install() -> None:
         return
     _installed = True
     register_optimizer_step_pre_hook(_check_optimizer)
-    module = torch.nn.utils.clip_grad
-    original = module.clip_grad_norm_
-
-    def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        owner = owner_of(listed)
-        if owner is None:
-            return original(listed, max_norm, *args, **kwargs)
-        _require_whole(owner, listed)
-        return owner.answer_clipping(float(max_norm), *_norm_options(*args, **kwargs))
-
-    original_value = module.clip_grad_value_
-
-    def clip_grad_value_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if owner_of(listed) is not None:
-            raise ArgumentError("clip_grad_value_: the gradients of these parameters are not in p.grad, and would not be clipped; "
-                                "clip by the norm instead, as optimizer.clip_norm of the config does")
-        return original_value(listed, *args, **kwargs)
-
-    original_given = getattr(torch.nn.utils, "clip_grads_with_norm_", None)  # since torch 2.6
-
-    def clip_grads_with_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if owner_of(listed) is not None:
-            raise ArgumentError("clip_grads_with_norm_: the gradients of these parameters are not in p.grad, and would not be "
-                                "clipped; clip_grad_norm_() returns their norm, and step() clips to optimizer.clip_norm of the config")
-        assert original_given is not None
-        return original_given(listed, *args, **kwargs)
-
+    for name, guard in (("clip_grad_norm_", _clip_grad_norm_), ("clip_grad_value_", _clip_grad_value_),
+                        ("clip_grads_with_norm_", _clip_grads_with_norm_)):  # the last since torch 2.6
+        if hasattr(torch.nn.utils, name):
+            _put_around(name, guard)
     original_zero = nn.Module.zero_grad
 
     def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+        if not set_to_none:  # an update may be reading what would be set to zero
+            for reader in owners_of(self.parameters(), "_sluice_reader"):
+                reader.synchronize()
         original_zero(self, set_to_none)
         for owner in owners_of(self.parameters()):
             owner.answer_zeroing(self)
 
     zero_grad.__doc__ = original_zero.__doc__
     nn.Module.zero_grad = zero_grad  # type: ignore[method-assign]
-    clip_grad_value_.__doc__ = original_value.__doc__
-    if original_given is not None:
-        clip_grads_with_norm_.__doc__ = original_given.__doc__
-        torch.nn.utils.clip_grads_with_norm_ = clip_grads_with_norm_
-    module.clip_grad_value_ = clip_grad_value_
-    torch.nn.utils.clip_grad_value_ = clip_grad_value_
     # A __new__ that returns something else than a wrapper keeps Python from calling the wrapper's __init__.
     torch.nn.parallel.DistributedDataParallel.__new__ = staticmethod(_wrap)  # type: ignore[method-assign, assignment]
-    clip_grad_norm_.__doc__ = original.__doc__
-    module.clip_grad_norm_ = clip_grad_norm_
-    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+
+
+def _put_around(name: str, guard: "Callable[..., Any]") -> None:
+    """From now on `guard` is called in the place of torch.nn.utils' function `name`, with the original one before its arguments. Programs
+    may have imported the function by name, so the change is made within it: in the cell where torch's no_grad wrapper keeps it."""
+    public = getattr(torch.nn.utils, name)
+    cells = dict(zip(public.__code__.co_freevars, public.__closure__ or ())) if hasattr(public, "__code__") else {}
+    if "func" in cells:
+        cells["func"].cell_contents = functools.partial(guard, cells["func"].cell_contents)
+        return
+    guarded = functools.wraps(public)(functools.partial(guard, public))  # a torch that is built otherwise
+    for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+        if getattr(module, name, None) is public:
+            setattr(module, name, guarded)
+
+
+def _clip_grad_norm_(original: "Callable[..., Any]", parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    owner = owner_of(listed)
+    if owner is None:
+        return original(listed, max_norm, *args, **kwargs)
+    _require_whole(owner, listed)
+    return owner.answer_clipping(float(max_norm), *_norm_options(*args, **kwargs))
+
+
+def _clip_grad_value_(original: "Callable[..., Any]", parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    owner = owner_of(listed)
+    if owner is not None:
+        raise ArgumentError("clip_grad_value_: the gradients of these parameters are not in p.grad, and would not be clipped; "
+                            f"clip by the norm instead: {owner.how_to_clip}")
+    return original(listed, *args, **kwargs)
+
+
+def _clip_grads_with_norm_(original: "Callable[..., Any]", parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    owner = owner_of(listed)
+    if owner is not None:
+        raise ArgumentError("clip_grads_with_norm_: the gradients of these parameters are not in p.grad, and would not be clipped. "
+                            f"Instead of it, {owner.how_to_clip}")
+    return original(listed, *args, **kwargs)
 
 
 def _require_whole(owner: Any, listed: "list[torch.Tensor]") -> None:
     """The engine clips all gradients of an optimizer by their norm, and no others."""
+    if owner.leaves_parameters:  # it refuses any call, and says what to do instead
+        return
     given = {id(parameter) for parameter in listed}
     missing = sum(parameter.requires_grad and id(parameter) not in given
                   for group in owner.param_groups for parameter in group["params"])

@@ -70,6 +70,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # so that a GradScaler calls step(), which says what is wrong
 
     leaves_parameters = False  # in the model, for guards.py
+    how_to_clip = "step() clips to optimizer.clip_norm of the config, and clip_grad_norm_() returns the norm"  # for guards.py
 
     def __init__(self, units: Units, engine: Engine, config: "dict[str, Any]", lr: float) -> None:
         self._engine = engine

@@ -9,10 +9,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_  # before any optimizer is made
 
 import sluice_offload as sluice
 from conftest import batch, tiny, worst
-from sluice_offload import detached_base, optim
+from sluice_offload import detached_base, guards, optim
 from test_optim import assert_same_way, place, step_of  # noqa: F401
 
 
@@ -119,6 +120,34 @@ def test_what_backward_forbids(place):  # noqa: F811
     with pytest.raises(sluice.ArgumentError, match="GradScaler"):
         scaler.step(ours)
     ours.close()
+
+
+def test_clipping_by_a_name_that_was_imported_before_is_refused(place):  # noqa: F811
+    """Nothing would be clipped: p.grad is None. A remedy that is named works; what belongs to no optimizer is clipped as ever."""
+    model, other = tiny(width=64), nn.Linear(2, 2)
+    ours = optim.AdamW(model.parameters(), gradients="backward", config=place())
+    model(*batch(0)).backward()
+    for clip in (clip_grad_norm_, clip_grad_value_, getattr(nn.utils, "clip_grads_with_norm_", clip_grad_value_)):
+        for given in (model.parameters(), model.blocks.parameters()):
+            with pytest.raises(sluice.ArgumentError, match="give the optimizer clip_norm=, or clip with gradients=\"step\"") as raised:
+                clip(given, 1.0, *([torch.tensor(1.0)] if "with_norm" in clip.__name__ else []))
+            assert "config" not in str(raised.value) and "parameters()" not in str(raised.value)
+    ours.step()
+    (other(torch.ones(1, 2)).sum() * 100).backward()
+    assert clip_grad_norm_(other.parameters(), 1.0) > 1
+    assert other.bias.grad.norm() < 1
+    clip_grad_value_(other.parameters(), 0.1)
+    assert other.bias.grad.max() == pytest.approx(0.1)
+    ours.close()
+
+
+def test_guards_of_a_torch_without_that_cell_are_in_the_modules(monkeypatch):
+    def clip(parameters, bound):
+        return "torch's"
+    for module in (nn.utils, nn.utils.clip_grad):
+        monkeypatch.setattr(module, "clip_grad_norm_", clip)
+    guards._put_around("clip_grad_norm_", lambda original, parameters, bound: (original(parameters, bound), bound))
+    assert nn.utils.clip_grad_norm_([], 3) == nn.utils.clip_grad.clip_grad_norm_([], 3) == ("torch's", 3)
 
 
 def test_backward_trains_what_is_unfrozen_later(place):  # noqa: F811
@@ -294,6 +323,21 @@ def test_state_dicts_wait_for_the_update(place):  # noqa: F811
         ours.step()
         read()
         assert ours.report.pending_tensors == 0
+    ours.close()
+
+
+@pytest.mark.parametrize("is_of_model", [True, False], ids=["model", "part"])
+def test_gradients_are_not_zeroed_before_they_have_been_used(place, is_of_model):  # noqa: F811
+    model = nn.Sequential(nn.Linear(4096, 2048, bias=False))
+    nn.init.zeros_(model[0].weight)
+    ours = optim.SGD(model.parameters(), lr=1.0, overlap="forward", modules=model,
+                     config={"run": {"threads": 1}, **place("host", "64MiB")})
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    ours.step()
+    (model if is_of_model else model[0]).zero_grad(set_to_none=False)
+    assert ours.report.pending_tensors == 0 and model[0].weight.grad.eq(0).all()
+    ours.synchronize()
+    assert model[0].weight.eq(-1).all()
     ours.close()
 
 
