@@ -169,11 +169,15 @@ struct SgdCoefficients {
 };
 
 //   g = gradient * gradient_scale + l2 * p;  m = momentum*m + g;  p = p - learning_rate * m
+// With a momentum of 0, p moves by g, and m is neither read nor changed. An infinity in m would
+// otherwise make every later p NaN, since 0 times infinity is NaN.
 SLUICE_HOST_DEVICE inline AdamElement sgd_element(const SgdCoefficients& c, AdamElement state,
                                                   float gradient) {
+  const bool is_plain = c.momentum == 0.0f;
   const float g = gradient * c.gradient_scale + c.l2 * state.master;
-  const float exp_avg = c.momentum * state.exp_avg + g;
-  return {state.master - c.learning_rate * exp_avg, exp_avg, state.exp_avg_sq};
+  const float direction = (is_plain ? 0.0f : c.momentum * state.exp_avg) + g;
+  return {state.master - c.learning_rate * direction, is_plain ? state.exp_avg : direction,
+          state.exp_avg_sq};
 }
 
 // Computes base^exponent in double by repeated squaring. So a resumed run gets the same bits as an

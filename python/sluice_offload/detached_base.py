@@ -185,7 +185,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         has_step = self._has_step or self._state == "bf16"  # its rounding goes on from there
         for group in self.param_groups:
             for p in group["params"]:
-                states.add(p, Entry(self._shares[id(p)], self._engine, self._moments(group), has_step))
+                states.add(p, Entry(self._shares[id(p)], self._engine, self._moments(group), self._kinds, has_step))
         self.state = states
 
     @property
@@ -232,9 +232,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._keep[share.index] = [gradient, local]
             self._kept_bytes += gradient.nbytes
         entry = self.state[share.parameter]
-        for kind in entry.add_kinds(self._moments(group)):
-            if entry.steps > 0:  # the engine has kept what torch keeps from now on
-                entry[kind] = None
+        entry.add_kinds(self._moments(group))
         entry.steps += 1
         self._has_stepped = True
         return lib.Update(parameter=local.data_ptr() + share.begin * local.itemsize,

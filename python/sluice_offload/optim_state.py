@@ -13,24 +13,23 @@ from .shares import Share
 
 
 class Entry(MutableMapping[str, Any]):
-    """The state of one parameter under torch's names. `kinds`: those of its tensors, with what the engine calls each.
-    Changing a tensor that was read changes nothing; assign it."""
+    """The state of one parameter under torch's names. `kinds`: those of its tensors, with what the engine calls each; `known`: those that
+    it may get. Changing a tensor that was read changes nothing; assign it."""
 
     def __new__(cls, *arguments: Any) -> Any:
         """Helpers that go through mappings, as Lightning's, make another of the same class from a dictionary: it is one."""
         return dict(*arguments) if len(arguments) == 1 else super().__new__(cls)
 
-    def __init__(self, share: Share, engine: Detached, kinds: "Mapping[str, int]", has_step: bool) -> None:
-        self._share, self._engine, self._kinds, self._has_step = share, engine, dict(kinds), has_step
+    def __init__(self, share: Share, engine: Detached, kinds: "Mapping[str, int]", known: "Mapping[str, int]",
+                 has_step: bool) -> None:
+        self._share, self._engine, self._kinds, self._known, self._has_step = share, engine, dict(kinds), known, has_step
         if share.dtype != torch.float32:
             self._kinds["master"] = lib.MASTER
         self.steps = 0
 
-    def add_kinds(self, kinds: "Mapping[str, int]") -> "list[str]":
-        """From now on, these are shown too: an optimizer whose momentum has been 0 gets one. Returns the new ones."""
-        new = [name for name in kinds if name not in self._kinds]
-        self._kinds.update((name, kinds[name]) for name in new)
-        return new
+    def add_kinds(self, kinds: "Mapping[str, int]") -> None:
+        """From now on, these are shown too: an optimizer whose momentum has been 0 gets one, which the engine has kept as zeros."""
+        self._kinds.update(kinds)
 
     def __repr__(self) -> str:
         return f"Entry({', '.join(self)})"
@@ -64,6 +63,10 @@ class Entry(MutableMapping[str, Any]):
     def __delitem__(self, key: str) -> None:
         raise ArgumentError(f"the state of {self._share.name} cannot be taken out of the optimizer")
 
+    def __contains__(self, key: object) -> bool:
+        """Reads nothing, unlike a mapping's own, which takes the value. So a rank may ask alone."""
+        return key in self._kinds or (key == "step" and self._has_step)
+
     def __iter__(self) -> "Iterator[str]":
         if self._has_step:
             yield "step"
@@ -73,7 +76,7 @@ class Entry(MutableMapping[str, Any]):
         return len(self._kinds) + self._has_step
 
     def check(self, values: "Mapping[str, Any]") -> None:
-        unknown = [key for key in values if key not in self and key not in ("step", "master")]
+        unknown = [key for key in values if key not in self and key not in self._known and key not in ("step", "master")]
         if unknown:
             raise ArgumentError(f"the state of {self._share.name} has {', '.join(map(repr, unknown))}, which this optimizer "
                                 f"does not keep; it keeps {', '.join(self)}")
@@ -81,6 +84,7 @@ class Entry(MutableMapping[str, Any]):
     def load(self, values: "Mapping[str, Any]") -> None:
         """Sets all of it. Missing values are as at the beginning; a missing master is the parameter."""
         self.check(values)
+        self.add_kinds({key: self._known[key] for key in values if key in self._known and values[key] is not None})
         if self._has_step:
             self.steps = int(values.get("step", 0))
         for key in self._kinds:

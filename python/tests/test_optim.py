@@ -247,6 +247,39 @@ def test_state_dicts_go_to_torch_and_back(place):
         optimizer.close()
 
 
+@pytest.mark.parametrize("tier,count", [("host", 300), ("nvme", 40000)])
+def test_a_momentum_that_is_zero_for_a_while_is_left_alone(place, tier, count):
+    """As in torch, also through a checkpoint that is made in between."""
+    parameters = [nn.Parameter(torch.linspace(-1, 1, count)) for _ in range(2)]
+    theirs = torch.optim.SGD(parameters[:1], lr=1.0, momentum=0.9)
+    ours = optim.SGD(parameters[1:], lr=1.0, momentum=0.9, config=place(tier, "1MiB"))
+    for step, (momentum, gradient) in enumerate(((0.9, 1.0), (0, 10.0), (0, float("inf")), (0, 1.0), (0.9, 0.0))):
+        for p, optimizer in zip(parameters, (theirs, ours)):
+            optimizer.param_groups[0]["momentum"] = momentum
+            p.grad = torch.full((count,), gradient)
+            optimizer.step()
+            if gradient == float("inf"):
+                p.data.zero_()
+        if step == 2:
+            saved = ours.state_dict()
+            ours.close()
+            ours = optim.SGD(parameters[1:], lr=1.0, config=place(tier, "1MiB"))
+            ours.load_state_dict(saved)
+            assert ours.state[parameters[1]]["momentum_buffer"].eq(1).all()
+    assert parameters[0].isfinite().all() and torch.equal(*parameters)
+    ours.close()
+
+
+def test_whether_a_state_has_a_key_reads_nothing(place, monkeypatch):
+    """Reading moves the whole tensor, and is a call of all ranks where the state is sharded."""
+    p = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    ours = optim.AdamW([p], config=place())
+    monkeypatch.setattr(ours._engine, "read", lambda *_: pytest.fail("has read"))
+    assert [key in ours.state[p] for key in ("step", "exp_avg", "master", "max_exp_avg_sq")] == [True, True, True, False]
+    ours.state[p].check(dict.fromkeys(("step", "exp_avg", "exp_avg_sq", "master")))
+    ours.close()
+
+
 @pytest.mark.parametrize("plain_steps", [0, 3])
 def test_a_momentum_that_begins_later(place, plain_steps):
     """A scheduler such as OneCycleLR brings it. torch's buffer then begins with the gradient of that step."""

@@ -76,7 +76,7 @@ TEST(AdamSimd, EqualsReferenceOnLargeArrays) {
 // Every fp16 gradient, taken in by SGD without decay or momentum, comes out as the scaled value.
 TEST(UpdateSimd, EveryFp16GradientIsRead) {
   const SgdCoefficients coefficients =
-      sgd_coefficients({.momentum = 0.0, .weight_decay = 0.0}, 1.0, 1.0f);
+      sgd_coefficients({.momentum = 0.0, .weight_decay = 0.0}, -1.0, 1.0f);
   std::vector<std::uint16_t> gradient(0x10000);
   for (std::uint32_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<std::uint16_t>(i);
   for (const SimdKernels& kernels : available_simd_kernels()) {
@@ -89,8 +89,26 @@ TEST(UpdateSimd, EveryFp16GradientIsRead) {
                                   .element_count = gradient.size()});
     for (std::size_t i = 0; i < gradient.size(); ++i) {
       const float value = float_from_fp16(gradient[i]) + 0.0f;
-      ASSERT_TRUE(OptimizerData::same(momentum[i], value)) << kernels.target_name << " " << i;
+      ASSERT_TRUE(OptimizerData::same(parameter[i], value)) << kernels.target_name << " " << i;
     }
+  }
+}
+
+// SGD without momentum neither reads nor changes the average, in vectors and in the scalar rest.
+TEST(UpdateSimd, SgdWithoutMomentumLeavesTheAverageAlone) {
+  const SgdCoefficients coefficients =
+      sgd_coefficients({.momentum = 0.0, .weight_decay = 0.0}, 1.0, 1.0f);
+  for (const SimdKernels& kernels : available_simd_kernels()) {
+    std::vector<float> parameter(97, 3.0f);
+    std::vector<float> momentum(97, INFINITY);
+    momentum[5] = momentum[96] = -7.0f;
+    const std::vector<float> expected = momentum, gradient(97, 1.0f);
+    kernels.update(coefficients, {.parameter = parameter.data(),
+                                  .exp_avg = momentum.data(),
+                                  .gradient = gradient.data(),
+                                  .element_count = gradient.size()});
+    EXPECT_EQ(parameter, std::vector<float>(97, 2.0f)) << kernels.target_name;
+    EXPECT_EQ(momentum, expected) << kernels.target_name;
   }
 }
 
