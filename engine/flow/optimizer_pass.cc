@@ -283,13 +283,14 @@ void OptimizerPass::post_updates() {
 OptimizerLane* OptimizerPass::next_to_update() {
   Lane* best = nullptr;
   for (Lane& lane : lanes_) {
-    if (lane.phase != Phase::kLoaded || lane.outcome == Outcome::kVoid ||
-        !(lane.is_late || order_.may_update(lane.block)) || !leases_.may_update(lane.block) ||
+    if (lane.phase != Phase::kLoaded || lane.outcome == Outcome::kVoid) continue;
+    if (best != nullptr && !is_next(lane, *best)) continue;
+    if (!(lane.is_late || order_.may_update(lane.block)) || !leases_.may_update(lane.block) ||
         !updates_.may_start(lane))
       continue;
     // If the schedule has changed, the unit may be used again after its gradient was final.
     if (lane.slot != Lane::kNoSlot && slots_.is_being_copied(lane.slot)) continue;
-    if (best == nullptr || is_next(lane, *best)) best = &lane;
+    best = &lane;
   }
   return best;
 }

@@ -18,9 +18,12 @@ constexpr std::uint32_t kLanesMinimumWanted = 4;
 // than 6,500 elements.
 constexpr std::uint64_t kLaneBytesWanted = 256_KiB;
 // During computation a pass gets work in bursts of a unit: one is updated while the next is read.
-// More lanes than this hide nothing more, for any size of unit.
+// Homes in host memory are worth more than further lanes: they save the traffic that lanes hide.
 constexpr std::uint32_t kUnitsInLanes = 2;
 constexpr std::uint32_t kLanesMaximumWanted = 64;
+// With memory to spare there are up to this many. The scheduler looks at all lanes after each
+// event, which takes a few microseconds then.
+constexpr std::uint32_t kLanesMaximumSpare = 1024;
 // Keeps a drive's queue filled while earlier blocks are copied to the device.
 constexpr std::uint32_t kStagingSlotsWanted = 8;
 // One piece is added while the next is copied; where gradients leave, a few are under way.
@@ -319,6 +322,28 @@ void PlacementPlanner::size_buffers(const HomesInUse& homes, std::uint32_t stagi
         .count = pass_.save_buffers,
         .slot_bytes = save_room(layout_).size_bytes() +
                       (is_saved_in_place ? 0 : parameter_slot + record_slot)};
+}
+
+// Gives host memory that is left to further lanes. A lane reads its block while backward computes.
+// So each lane takes a read out of the time between backward and the next forward.
+void PlacementPlanner::add_lanes() {
+  if (pass_.lanes || !pass_.overlaps) return;
+  std::uint32_t lanes_useful = 0;
+  for (const BlockPlace& block : layout_.blocks())
+    lanes_useful += placement_.record_tier[index_of(block.id)] == Tier::kNvme ? 1 : 0;
+  const std::uint32_t lanes = placement_.lanes.count;
+  const std::uint32_t lanes_most = std::min(lanes_useful, kLanesMaximumSpare);
+  if (lanes_most <= lanes) return;
+  const HomesInUse homes = homes_in_use();
+  const std::uint32_t staging =
+      homes.parameters_on_storage ? placement_.parameter_slots.count - lanes : 0;
+  const std::uint64_t before_bytes = placement_.host_bytes();
+  size_buffers(homes, staging, lanes + 1);
+  const std::uint64_t lane_bytes = placement_.host_bytes() - before_bytes;
+  const std::uint64_t lanes_spare = (placement_.host_budget_bytes - before_bytes) / lane_bytes;
+  const auto more =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(lanes_spare, lanes_most - lanes));
+  size_buffers(homes, staging, lanes + more);
 }
 
 // The bytes for the present homes with the least buffers of each kind.

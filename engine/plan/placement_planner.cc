@@ -131,6 +131,7 @@ std::optional<PlacementShortage> PlacementPlanner::attempt(const Budgets& budget
   placement_.host_budget_bytes = budgets.host_bytes;
   if (const auto shortage = plan_device()) return shortage;
   if (const auto shortage = plan_host()) return shortage;
+  add_lanes();
   if (placement_.is_unified) lease_in_host();
   add_nvme_bytes();
   return std::nullopt;

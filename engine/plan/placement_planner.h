@@ -92,6 +92,7 @@ class PlacementPlanner {
   std::uint32_t lanes_for_bursts() const;
   void size_buffers(const HomesInUse& homes, std::uint32_t staging_slots, std::uint32_t lanes);
   std::uint64_t minimum_host_bytes(std::uint32_t lanes);
+  void add_lanes();
 
   void add_nvme_bytes();
   HomesInUse homes_in_use() const;

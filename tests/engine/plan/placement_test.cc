@@ -162,20 +162,27 @@ TEST(Placement, GradientsLeaveBeforeASingleLaneServesThemAll) {
   EXPECT_FALSE(plan(choices, more).gradients_leave());
 }
 
-// Four of large blocks, and of small ones as many as hold 256 KiB of records.
+// A hundred units of `elements` each, under a budget that does not hold all of their state.
+Placement plan_of_units(const Config::Placement& choices, std::uint64_t elements,
+                        std::uint64_t block_elements, const PassNeeds& pass) {
+  ModelSpec spec;
+  for (int unit = 0; unit < 100; ++unit) {
+    const std::string name = "u" + std::to_string(unit);
+    spec.units.push_back({name, {{.name = name + ".w", .shape = {elements}}}});
+  }
+  spec = validated(spec);
+  const Layout layout(spec, kFormat, block_elements);
+  // The gradients, some buffers, and half of the records.
+  const std::uint64_t host_bytes = 1_MiB + 100 * align_up(elements * 10, std::uint64_t{8_KiB});
+  return plan_placement(layout, spec, choices, {.device_bytes = 8_MiB, .host_bytes = host_bytes},
+                        pass);
+}
+
+// Four of large blocks, and of small ones as many as hold 256 KiB of records. Homes in host memory
+// get the rest.
 TEST(Placement, LanesOfSmallBlocksHoldAsManyBytesAsThoseOfLargeOnes) {
-  const Config::Placement choices{.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
   const auto lanes = [&](std::uint64_t elements, std::uint64_t block_elements, bool overlaps) {
-    ModelSpec spec;
-    for (int unit = 0; unit < 100; ++unit) {
-      const std::string name = "u" + std::to_string(unit);
-      spec.units.push_back({name, {{.name = name + ".w", .shape = {elements}}}});
-    }
-    spec = validated(spec);
-    const Layout layout(spec, kFormat, block_elements);
-    return plan_placement(layout, spec, choices, {.device_bytes = 8_MiB, .host_bytes = 64_MiB},
-                          {.overlaps = overlaps})
-        .lanes.count;
+    return plan_of_units({}, elements, block_elements, {.overlaps = overlaps}).lanes.count;
   };
   for (const bool overlaps : {false, true}) {
     EXPECT_EQ(lanes(30, 4096, overlaps), 64u) << "256 elements with their gap, 4 KiB on storage";
@@ -185,6 +192,26 @@ TEST(Placement, LanesOfSmallBlocksHoldAsManyBytesAsThoseOfLargeOnes) {
   }
   EXPECT_EQ(lanes(5 * 4096, 4096, true), 10u) << "two units";
   EXPECT_EQ(lanes(5 * 4096, 4096, false), 6u);
+}
+
+// Records that have to be on storage are read while backward computes, as many as memory holds.
+TEST(Placement, HostMemoryThatIsLeftHoldsMoreLanes) {
+  const Config::Placement choices{.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
+  const Placement most = plan_of_units(choices, 16384, 16384, {.overlaps = true});
+  EXPECT_GT(most.lanes.count, 20u);
+  EXPECT_LT(most.lanes.count, 100u);
+  EXPECT_LE(most.host_bytes(), most.host_budget_bytes);
+  const std::uint64_t lane_bytes = most.lanes.slot_bytes + most.parameter_slots.slot_bytes;
+  EXPECT_GT(most.host_bytes() + lane_bytes, most.host_budget_bytes) << "one more would have fitted";
+  const Placement few = plan_of_units(choices, 16384, 16384, {.overlaps = true, .lanes = 4});
+  EXPECT_EQ(few.lanes.count, 4u) << "a config that names a number means it";
+  EXPECT_EQ(most.parameter_slots.count - most.lanes.count,
+            few.parameter_slots.count - few.lanes.count)
+      << "the prefetcher keeps its slots";
+  EXPECT_EQ(plan_of_units(choices, 16384, 16384, {.overlaps = false}).lanes.count, 4u)
+      << "nothing is read ahead";
+  EXPECT_EQ(plan_of_units(choices, 30, 4096, {.overlaps = true}).lanes.count, 100u)
+      << "a lane for each block is enough";
 }
 
 // A unit's gradient drains while the next unit's backward runs, as soon as the device has room for
