@@ -55,6 +55,10 @@ class Detached:
     def __reduce__(self) -> Any:
         raise OPTIMIZER_NOT_COPIED
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self._handle)
+
     def begin(self, updates: "Sequence[lib.Update]") -> None:
         """On a GPU, gradients and parameters are read after the work of torch's current stream."""
         array = (lib.Update * len(updates))(*updates)

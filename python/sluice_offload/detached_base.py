@@ -2,6 +2,7 @@
 live in host memory or on NVMe, while torch keeps parameters and gradients, in the CPU's memory or on a GPU."""
 
 import contextlib
+import copy
 import math
 import os
 import threading
@@ -17,7 +18,7 @@ from . import gpus, guards
 from . import library as lib
 from .detached import TYPES, Detached
 from .engine import Config, logger, read_config, warn_of_memory
-from .errors import OPTIMIZER_NOT_COPIED, ArgumentError, NonFiniteError, SluiceError
+from .errors import OPTIMIZER_NOT_COPIED, ArgumentError, NonFiniteError, OutOfMemoryError, SluiceError
 from .optim_state import Entry, States
 from .optimizer import UPDATES
 from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits, total_norm
@@ -80,7 +81,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             raise ArgumentError(f"clip_norm={clip_norm}; it has to be positive and finite, or None")
         self.clip_norm, self.gradient_norm = clip_norm, 0.0
         self._engine: Optional[Detached] = None
-        self._has_stepped = False
+        self._has_stepped = self._has_loaded = False
         self._settings = self._complete(config, overlapped=gradients == "backward" or overlap == "forward")
         self._gradients, self._overlap = gradients, overlap
         self._keep: "dict[int, list[Any]]" = {}      # gradient and parameter of updates under way, by index
@@ -93,17 +94,15 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._called: "set[int]" = set()             # since the last step(), their modules' forward has run
         self._called_before: "set[int]" = set()      # in the step before it
         self._has_others = False                     # they may have to be waited for
+        self._taken: "set[int]" = set()              # ids of the parameters whose gradient has come since the last step()
+        self._held: "dict[int, tuple[torch.Tensor, Any]]" = {}  # gradients that wait for their norm, by id of their parameter
+        self._grouped: "list[dict[str, Any]]" = []   # param_groups as they were when the next was made
+        self._group_of_id: "dict[int, dict[str, Any]]" = {}
+        self._shard, self._process_group = shard, process_group
         super().__init__(params, defaults)
-        self._group = self._find_group(shard, process_group)
-        if overlap and any(is_distributed_tensor(p) for group in self.param_groups for p in group["params"]):
-            raise ArgumentError("overlap=\"forward\" does not work with DTensors: FSDP gathers them before the modules that "
-                                "they belong to run; leave it out")
-        self._make_engine()
-        if gradients == "backward":
-            self._take_in_backward()
+        self._place({})
         if modules is not None:
             self._wait_in_forward(modules)
-            guards.read_gradients((p for group in self.param_groups for p in group["params"]), self)
 
     # Subclasses define these.
 
@@ -163,28 +162,71 @@ class DetachedOptimizer(torch.optim.Optimizer):
         group.agree([(str(p.dtype), tuple(p.shape)) for p in parameters], "the parameters to shard")
         return group
 
+    def _place(self, assigned: "Mapping[torch.Tensor, Mapping[str, Any]]") -> None:
+        """Gives all parameters of param_groups their place in an engine. `assigned`: state to begin with."""
+        self._group = self._find_group(self._shard, self._process_group)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        if self._overlap and any(map(is_distributed_tensor, parameters)):
+            raise ArgumentError("overlap=\"forward\" does not work with DTensors: FSDP gathers them before the modules that "
+                                "they belong to run; leave it out")
+        self._make_engine()
+        for p, values in assigned.items():
+            self.state[p].load(values)
+        if self._gradients == "backward":
+            self._take_in_backward()
+        if self._overlap:
+            guards.read_gradients(parameters, self)
+
+    def _place_replaced(self) -> None:
+        """Tools that wrap a model, as FSDP2 and tensor parallelism, put other parameters into param_groups. They get a place as long as
+        no state would be lost."""
+        unknown = [(i, j, p) for i, group in enumerate(self.param_groups) for j, p in enumerate(group["params"])
+                   if id(p) not in self._shares and id(p) not in self._without_state]
+        if not unknown:
+            return
+        if self._has_stepped or self._has_loaded or any(entry.was_set for entry in self.state.values()):
+            i, j, p = unknown[0]
+            raise ArgumentError(f"param_groups[{i}].params[{j}] of shape {tuple(p.shape)} has been put there since the optimizer was made, "
+                                "and behind a step() or loaded state: it has no place in the state. Prepare the model (FSDP, tensor "
+                                "parallelism) before that, or make a new optimizer for its parameters")
+        self._place({})
+
     def _make_engine(self) -> None:
         shares: "list[Share]" = []
+        without: "dict[int, torch.Tensor]" = {}  # frozen, of a type that no update can write: quantized weights
         for i, group in enumerate(self.param_groups):
             names = group.get("param_names", [])
             for j, p in enumerate(group["params"]):
                 name = names[j] if names else f"param_groups[{i}].params[{j}]"
                 local = local_of(p)
                 if local.dtype not in TYPES or local.device.type not in ("cpu", "cuda"):
+                    if not p.requires_grad:
+                        without[id(p)] = p
+                        continue
                     raise ArgumentError(f"parameter {name} is of {local.dtype} on {local.device}; this version updates fp32, "
                                         "bf16 and fp16 in the CPU's memory or on an NVIDIA GPU")
                 shares.append(Share(p, len(shares), name, self._group))
         gpu = _gpu_of(shares)
-        self._shares = {id(share.parameter): share for share in shares}
-        self._of_module.clear()
         if self._engine is not None:
             self._engine.close()
-        self._engine = Detached(self._settings, [(share.name, share.count, share.dtype, share.gpu is not None)
-                                                 for share in shares], gpu)
+        try:
+            self._engine = Detached(self._settings, [(share.name, share.count, share.dtype, share.gpu is not None)
+                                                     for share in shares], gpu)
+        except OutOfMemoryError as error:
+            frozen = [share.count for share in shares if not share.parameter.requires_grad]
+            if frozen:
+                raise OutOfMemoryError(f"{error}; {len(frozen)} of the {len(shares)} parameters, of {sum(frozen)} elements, are frozen. "
+                                       "Those that stay so need no state: give the optimizer those with requires_grad") from error
+            raise
+        self._shares = {id(share.parameter): share for share in shares}
+        self._without_state = without
+        self._of_module.clear()
         states = States()
         has_step = self._has_step or self._state == "bf16"  # its rounding goes on from there
         for group in self.param_groups:
             for p in group["params"]:
+                if id(p) in without:
+                    continue
                 states.add(p, Entry(self._shares[id(p)], self._engine, self._moments(group), self._kinds, has_step))
         self.state = states
 
@@ -202,16 +244,31 @@ class DetachedOptimizer(torch.optim.Optimizer):
         states.replace(values)
 
     def add_param_group(self, param_group: "dict[str, Any]") -> None:
-        if getattr(self, "_has_stepped", False) or getattr(self, "_has_loaded", False):
+        if self._has_stepped or self._has_loaded:
             raise ArgumentError("parameters cannot be added after the first step() or load_state_dict(): their place would have "
                                 "to be planned beforehand. Give frozen ones to the constructor; without a gradient they are "
                                 "not touched")
         super().add_param_group(param_group)
-        self._check_group(self.param_groups[-1])
-        if getattr(self, "_engine", None) is not None:
-            self._make_engine()
-            if self._gradients == "backward":
-                self._take_in_backward()
+        assigned = {} if self._engine is None else {p: dict(entry) for p, entry in self.state.items() if entry.was_set}
+        try:
+            self._check_group(self.param_groups[-1])
+            self._require_once(self.param_groups[-1])
+            if self._engine is not None:
+                self._place(assigned)
+        except Exception:
+            self.param_groups.pop()
+            if self._engine is not None and not self._engine.is_open:  # it has made room for one that could not be made
+                self._place(assigned)
+            raise
+
+    def _require_once(self, group: "dict[str, Any]") -> None:
+        """Parameters of which two entries would update one."""
+        names = group.get("param_names", range(len(group["params"])))
+        first: "dict[int, Any]" = {}
+        for name, p in zip(names, group["params"]):
+            if first.setdefault(id(p), name) != name:
+                raise ArgumentError(f"a parameter of shape {tuple(p.shape)} is twice in one group, as params[{first[id(p)]!r}] and "
+                                    f"params[{name!r}], and would be updated twice; list(dict.fromkeys(parameters)) has each once")
 
     def _check_group(self, group: "dict[str, Any]") -> None:
         refused = [key for key in _MEANINGLESS if group.get(key)]
@@ -293,7 +350,13 @@ class DetachedOptimizer(torch.optim.Optimizer):
             if self.clip_norm is None and is_all_taken:
                 return loss
         self.synchronize()
-        shares = [(self._shares[id(p)], group) for group in self.param_groups for p in group["params"]]
+        self._place_replaced()
+        for p in self._without_state.values():
+            if p.grad is not None:
+                raise ArgumentError(f"a parameter of shape {tuple(p.shape)} has a gradient, but was frozen and of {p.dtype} on {p.device} "
+                                    "when the optimizer was made, so it has no state. Convert it to fp32, bf16 or fp16, and make a new "
+                                    "optimizer for it")
+        shares = [(self._shares[id(p)], group) for group in self.param_groups for p in group["params"] if id(p) in self._shares]
         for group in self.param_groups:
             self._check_group(group)
         if self._group:
@@ -355,9 +418,6 @@ class DetachedOptimizer(torch.optim.Optimizer):
     # gradients="backward"
 
     def _take_in_backward(self) -> None:
-        self._group_of_id = {id(p): group for group in self.param_groups for p in group["params"]}
-        self._taken: "set[int]" = set()
-        self._held: "dict[int, tuple[torch.Tensor, Any]]" = {}  # gradients that wait for their norm
         self._step_supports_amp_scaling = True
 
         reference = weakref.ref(self)  # torch keeps hooks of parameters where Python's collector does not look
@@ -372,17 +432,28 @@ class DetachedOptimizer(torch.optim.Optimizer):
                          if p.requires_grad]
         guards.own((p for group in self.param_groups for p in group["params"]), self)
 
+    def _group_of(self, p: torch.Tensor) -> "Optional[dict[str, Any]]":
+        """The group that has it; None if none has it any more. Programs may replace groups between two steps."""
+        with self._counting:
+            if not self._taken or len(self._grouped) != len(self.param_groups) or any(
+                    one is not other for one, other in zip(self._grouped, self.param_groups)):
+                self._grouped = list(self.param_groups)
+                self._group_of_id = {id(q): group for group in self.param_groups for q in group["params"]}
+        return self._group_of_id.get(id(p))
+
     def _take(self, p: torch.Tensor) -> None:
-        share = self._shares[id(p)]
-        if share.index in self._taken:
+        share, group = self._shares.get(id(p)), self._group_of(p)
+        if share is None or group is None:  # taken out of param_groups: as in torch, its gradient is not used
+            return
+        if id(p) in self._taken:
             raise ArgumentError(f"{share.name} has got a second gradient before step(); with gradients=\"backward\" the "
                                 "first is used already. Accumulate with gradients=\"step\"")
         if self.clip_norm is None:
             with torch.no_grad():
-                self._begin([(share, self._group_of_id[id(p)])])
+                self._begin([(share, group)])
         else:
-            self._held[share.index] = (p, p.grad)
-        self._taken.add(share.index)
+            self._held[id(p)] = (p, p.grad)
+        self._taken.add(id(p))
         p.grad = None
         with torch.no_grad(), self._counting:
             while self._kept_bytes > GRADIENT_BYTES and len(self._keep) > 1:  # the newest runs beside the backward that goes on
@@ -415,16 +486,15 @@ class DetachedOptimizer(torch.optim.Optimizer):
         """For guards.py: module.zero_grad() was called, which forgets gradients that wait for their norm, too."""
         zeroed = {id(parameter) for parameter in module.parameters()}
         self._require_unused(zeroed)
-        for index, (parameter, _) in list(self._held.items()):
-            if id(parameter) in zeroed:
-                del self._held[index]
-                self._taken.discard(index)
+        for key in zeroed & set(self._held):
+            del self._held[key]
+            self._taken.discard(key)
 
     def _require_unused(self, zeroed: "set[int]") -> None:
         """`zeroed`: ids of parameters whose gradients a program wants to be forgotten."""
         if self.clip_norm is not None:
             return
-        used = next((share.name for key, share in self._shares.items() if key in zeroed and share.index in self._taken), None)
+        used = next((share.name for key, share in self._shares.items() if key in zeroed and key in self._taken), None)
         if used is not None:
             raise ArgumentError(f"zero_grad() between backward() and step(): with gradients=\"backward\" the gradient of {used} has been "
                                 "used already, so it cannot be dropped; step() ends this step. Use gradients=\"step\" where a step may "
@@ -483,6 +553,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         """torch's format, with all of the state in memory; `master` beside 16-bit parameters. Where the state is sharded over a
         process group, or parameters are DTensors, every rank has to call it."""
         self.synchronize()
+        self._place_replaced()
         result = super().state_dict()
         result["state"] = {key: dict(entry) for key, entry in result["state"].items()}
         return result
@@ -497,18 +568,22 @@ class DetachedOptimizer(torch.optim.Optimizer):
         state_dict = state_dict.copy()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
-        saved = state_dict["param_groups"]
+        saved = copy.deepcopy(state_dict["param_groups"])  # the program goes on changing its own, such as an lr that is a tensor
+        self._place_replaced()
         if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
             raise ValueError("loaded state dict has param_groups of "
                              f"{[len(group['params']) for group in saved]} parameters, the optimizer of "
                              f"{[len(group['params']) for group in self.param_groups]}")
-        for group, other in zip(self.param_groups, saved):
+        for other in saved:
             self._check_group(other)
+        for group, other in zip(self.param_groups, saved):
             group.update({key: value for key, value in other.items() if key not in ("params", "param_names")})
         keys = chain.from_iterable(group["params"] for group in saved)
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
         for key, p in zip(keys, parameters):
+            if id(p) in self._without_state:
+                continue
             self.state[p].add_kinds(self._moments(groups[id(p)]))
             self.state[p].load(state_dict["state"].get(key, {}))
         self._has_loaded = True

@@ -26,6 +26,7 @@ class Entry(MutableMapping[str, Any]):
         if share.dtype != torch.float32:
             self._kinds["master"] = lib.MASTER
         self.steps = 0
+        self.was_set = False  # by the program, other than by updates
 
     def add_kinds(self, kinds: "Mapping[str, int]") -> None:
         """From now on, these are shown too: an optimizer whose momentum has been 0 gets one, which the engine has kept as zeros."""
@@ -50,7 +51,7 @@ class Entry(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key == "step" and self._has_step:
-            self.steps = int(value)
+            self.steps, self.was_set = int(value), True
             return
         if key not in self._kinds:
             raise ArgumentError(f"the state of {self._share.name} has no {key!r}; it has {', '.join(self)}")
@@ -59,6 +60,7 @@ class Entry(MutableMapping[str, Any]):
         else:
             value = self._share.part(value)
         self._engine.write(self._share.index, self._kinds[key], value)
+        self.was_set = True
 
     def __delitem__(self, key: str) -> None:
         raise ArgumentError(f"the state of {self._share.name} cannot be taken out of the optimizer")

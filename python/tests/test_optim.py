@@ -494,3 +494,102 @@ def test_what_is_refused(place):
     refused("make a new optimizer", ours.step)
     p.data, p.grad = torch.ones(10), None
     ours.close()
+
+
+def test_loaded_hyperparameters_are_the_optimizers_own(place):
+    """As torch copies them: a scheduler writes into an lr that is a tensor."""
+    p = nn.Parameter(torch.zeros(4))
+    ours = optim.SGD([p], lr=torch.tensor(1.0), config=place())
+    saved = copy.deepcopy(ours.state_dict())
+    ours.load_state_dict(saved)
+    ours.param_groups[0]["lr"].fill_(5)
+    assert saved["param_groups"][0]["lr"] == 1
+    with pytest.raises(sluice.ArgumentError, match="nesterov"):
+        ours.load_state_dict({**saved, "param_groups": [{**saved["param_groups"][0], "lr": 7.0, "nesterov": True}]})
+    assert ours.param_groups[0]["lr"] == 5  # what is refused changes nothing
+    ours.close()
+
+
+@pytest.mark.parametrize("refused", [{"nesterov": True}, {}], ids=["setting", "memory"])
+def test_a_group_that_is_refused_is_not_added(place, refused):
+    p = nn.Parameter(torch.zeros(8))
+    ours = optim.SGD([p], lr=1.0, momentum=0.5, config=place("host", "1MiB"))
+    ours.state[p]["momentum_buffer"] = torch.ones(8)
+    with pytest.raises(sluice.SluiceError):
+        ours.add_param_group({"params": [nn.Parameter(torch.zeros(8 if refused else 1 << 20))], **refused})
+    assert len(ours.param_groups) == 1
+    p.grad = torch.ones(8)
+    ours.step()
+    assert p.eq(-1.5).all()
+    ours.close()
+
+
+def test_assigned_state_is_not_lost_to_parameters_that_are_added(place):
+    parameters = [nn.Parameter(torch.zeros(8)) for _ in range(2)]
+    ours = optim.AdamW(parameters[:1], config=place())
+    ours.state[parameters[0]] = {"step": 3, "exp_avg": torch.ones(8), "exp_avg_sq": torch.full((8,), 2.0)}
+    ours.add_param_group({"params": parameters[1:]})
+    assert {key: float(value.max()) for key, value in ours.state[parameters[0]].items()} == {"step": 3, "exp_avg": 1, "exp_avg_sq": 2}
+    assert ours.state[parameters[1]]["step"] == 0 and ours.state[parameters[1]]["exp_avg"].eq(0).all()
+    ours.close()
+
+
+@pytest.mark.parametrize("gradients", ["step", "backward"])
+def test_groups_that_a_program_replaces(place, gradients):
+    """Both between the steps, and the parameters before the first one, as accelerate does for FSDP2."""
+    old, p = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+    ours = optim.SGD([old], lr=1.0, gradients=gradients, config=place())
+    ours.param_groups[0]["params"] = [p]
+    ours.state_dict()
+    for lr, expected in ((1.0, -1.0), (100.0, -101.0)):
+        ours.param_groups = [{**ours.param_groups[0], "lr": lr}]
+        p.sum().backward()
+        ours.step()
+        ours.zero_grad()
+        assert p.eq(expected).all()
+    ours.param_groups[0]["params"] = [old]
+    old.sum().backward()
+    with pytest.raises(sluice.ArgumentError, match="params.0. of shape .4,. has been put there since .* make a new optimizer"):
+        ours.step()
+    ours.param_groups[0]["params"] = []
+    p.sum().backward()
+    ours.step()
+    assert p.eq(-101).all()  # as in torch, what is in no group is left alone
+    ours.close()
+
+
+def test_a_parameter_that_is_twice_in_a_group(place):
+    p = nn.Parameter(torch.zeros(3))
+    for make in (lambda: optim.SGD([p, p], config=place()), lambda: optim.SGD([("a", p), ("b", p)], config=place())):
+        with pytest.warns(UserWarning, match="duplicate"), pytest.raises(sluice.ArgumentError, match="shape .3,. is twice in one group"):
+            make()
+    optim.SGD(list(dict.fromkeys([p, p])), config=place()).close()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float64])
+def test_frozen_parameters_of_any_type(place, dtype):
+    """They have no state, as in torch."""
+    frozen, p = nn.Parameter(torch.ones(1 << 20, dtype=dtype), requires_grad=False), nn.Parameter(torch.zeros(8))
+    ours = optim.SGD([frozen, p], lr=1.0, momentum=0.5, config=place("host", "1MiB"))
+    for expected in (-1.0, -2.5):
+        p.sum().backward()
+        ours.step()
+        ours.zero_grad()
+        assert p.eq(expected).all() and frozen.eq(1).all()
+    saved = ours.state_dict()
+    assert set(saved["state"]) == {1}
+    ours.load_state_dict(saved)
+    assert ours.state[p]["momentum_buffer"].eq(1.5).all()
+    if dtype == torch.float64:
+        frozen.requires_grad_(True)
+        frozen.grad = torch.ones_like(frozen)
+        with pytest.raises(sluice.ArgumentError, match="frozen and of torch.float64 .*make a new optimizer"):
+            ours.step()
+    ours.close()
+
+
+def test_state_of_frozen_parameters_that_does_not_fit_names_them(place):
+    frozen, p = nn.Parameter(torch.ones(1 << 20), requires_grad=False), nn.Parameter(torch.zeros(8))
+    with pytest.raises(sluice.OutOfMemoryError, match="1 of the 2 parameters, of 1048576 elements, are frozen.*with requires_grad"):
+        optim.AdamW([frozen, p], config=place("host", "1MiB"))
+    optim.AdamW([x for x in (frozen, p) if x.requires_grad], config=place("host", "1MiB")).close()

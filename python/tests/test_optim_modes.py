@@ -181,6 +181,17 @@ def test_loaded_moments_are_not_lost_to_parameters_that_are_added(place):  # noq
     ours.close()
 
 
+def test_held_gradients_are_not_lost_to_parameters_that_are_added(place):  # noqa: F811
+    parameters = [nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))]
+    ours = optim.SGD(parameters[:1], lr=1.0, gradients="backward", clip_norm=100.0, config=place())
+    parameters[0].sum().backward()
+    ours.add_param_group({"params": parameters[1:]})
+    parameters[1].sum().backward()
+    ours.step()
+    assert all(p.eq(-1).all() for p in parameters)
+    ours.close()
+
+
 def test_copies_of_a_model_are_not_kept(place):  # noqa: F811
     """Such as the best model so far. They share its hooks."""
     model = tiny()
