@@ -1,10 +1,11 @@
 """The detached optimizer of the C interface, in Python's words: tensors by number, updates with the addresses of parameters
 and gradients. Knows nothing of param_groups or ranks.
 
-Thread rule: one thread at a time; the library refuses a second one. In a forked child every call raises ForkedError.
+Thread rule: calls of several threads follow each other. In a forked child every call raises ForkedError.
 """
 
 import atexit
+import contextlib
 import ctypes as C
 import json
 import logging
@@ -43,7 +44,7 @@ class Detached:
         for place, (name, count, dtype, is_on_gpu) in zip(described, tensors):
             place.name, place.element_count, place.parameter_type = name.encode(), count, TYPES[dtype]
             place.is_on_gpu = is_on_gpu
-        self._gpu, self._beginning = gpu, threading.Lock()
+        self._gpu, self._using = gpu, threading.RLock()
         text = json.dumps(config).encode()
         if gpu is None:
             self._lib.optimizer_create(text, described, len(tensors), C.byref(self._handle))
@@ -59,41 +60,54 @@ class Detached:
     def is_open(self) -> bool:
         return bool(self._handle)
 
+    def _alone(self) -> "contextlib.AbstractContextManager[Any]":
+        """The library takes one thread at a time; autograd runs hooks of a GPU's parameters on another thread than those of the CPU's,
+        and programs run several backward passes. A forked child could wait for a lock that nothing releases; the library refuses it."""
+        return self._using if os.getpid() == self._pid else contextlib.nullcontext()
+
     def begin(self, updates: "Sequence[lib.Update]") -> None:
         """On a GPU, gradients and parameters are read after the work of torch's current stream."""
         array = (lib.Update * len(updates))(*updates)
-        with self._beginning:  # autograd runs the hooks of a GPU's parameters on another thread than those of the CPU's
+        with self._alone():
             if self._gpu is None:
                 self._lib.optimizer_begin(self._handle, array, len(updates))
             else:
                 self._lib.optimizer_begin_on_gpu(self._handle, array, len(updates), gpus.current_stream(self._gpu))
 
     def wait(self, tensor: int = lib.ALL_TENSORS) -> None:
-        self._lib.optimizer_wait(self._handle, tensor)
+        with self._alone():
+            self._lib.optimizer_wait(self._handle, tensor)
 
     def wait_all(self) -> None:
-        self._lib.optimizer_wait_all(self._handle)
+        with self._alone():
+            self._lib.optimizer_wait_all(self._handle)
 
     def read(self, tensor: int, kind: int, count: int) -> torch.Tensor:
         values = torch.empty(count, dtype=torch.float32, device="cpu")
-        self._lib.optimizer_read(self._handle, tensor, kind, 0, count, values.data_ptr())
+        with self._alone():
+            self._lib.optimizer_read(self._handle, tensor, kind, 0, count, values.data_ptr())
         return values
 
     def write(self, tensor: int, kind: int, values: torch.Tensor) -> None:
         flat = values.detach().to("cpu", torch.float32).contiguous().view(-1)
-        self._lib.optimizer_write(self._handle, tensor, kind, 0, flat.numel(), flat.data_ptr())
+        with self._alone():
+            self._lib.optimizer_write(self._handle, tensor, kind, 0, flat.numel(), flat.data_ptr())
 
     def report(self) -> lib.OptimizerReport:
         report = lib.OptimizerReport()
-        self._lib.optimizer_describe(self._handle, C.byref(report))
+        with self._alone():
+            self._lib.optimizer_describe(self._handle, C.byref(report))
         return report
 
     def log_notes(self) -> None:
         note = C.c_char_p()
-        self._lib.optimizer_note(self._handle, C.byref(note))
-        while note.value is not None:
-            logger.warning("%s", note.value.decode(errors="replace"))
-            self._lib.optimizer_note(self._handle, C.byref(note))
+        while True:
+            with self._alone():
+                self._lib.optimizer_note(self._handle, C.byref(note))
+                if note.value is None:
+                    return
+                text = note.value.decode(errors="replace")
+            logger.warning("%s", text)
 
     def close(self) -> None:
         if self._handle and os.getpid() == self._pid:

@@ -86,6 +86,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._gradients, self._overlap = gradients, overlap
         self._keep: "dict[int, list[Any]]" = {}      # gradient and parameter of updates under way, by index
         self._kept_bytes = 0                         # of the gradients
+        self._begun_elements = 0                     # of all updates of the engine
         self._counting = threading.RLock()  # a GPU's parameters come on another thread than the CPU's
         self._copies: "dict[int, tuple[torch.Tensor, torch.Tensor]]" = {}  # parameters that are not contiguous
         self._hooks: "list[Any]" = []                # handles of those on parameters
@@ -169,6 +170,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if self._overlap and any(map(is_distributed_tensor, parameters)):
             raise ArgumentError("overlap=\"forward\" does not work with DTensors: FSDP gathers them before the modules that "
                                 "they belong to run; leave it out")
+        if self._overlap and any(getattr(p, "_fsdp_flattened", False) for p in parameters):
+            raise ArgumentError("overlap=\"forward\" does not work with FullyShardedDataParallel: it gathers parameters before the modules "
+                                "that they belong to run; leave it out")
         self._make_engine()
         for p, values in assigned.items():
             self.state[p].load(values)
@@ -219,7 +223,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
                                        "Those that stay so need no state: give the optimizer those with requires_grad") from error
             raise
         self._shares = {id(share.parameter): share for share in shares}
-        self._without_state = without
+        self._without_state, self._begun_elements = without, 0
         self._of_module.clear()
         states = States()
         has_step = self._has_step or self._state == "bf16"  # its rounding goes on from there
@@ -300,25 +304,33 @@ class DetachedOptimizer(torch.optim.Optimizer):
 
     def _begin(self, shares: "list[tuple[Share, dict[str, Any]]]", scale: float = 1.0) -> None:
         assert self._engine is not None
-        updates = []
+        steps, counted = [self.state[share.parameter].steps for share, _ in shares], self._begun_elements
         try:
-            for share, group in shares:
-                updates.append(self._update(share, group, scale))
-            self._engine.begin(updates)
-        except BaseException:
-            for update in updates:
-                self._forget(update.tensor)
-                self._copies.pop(update.tensor, None)
-            for share, _ in shares[:len(updates)]:
-                self.state[share.parameter].steps -= 1
+            with self._counting:  # another thread may wait for what is kept, and drop it: it has to have begun
+                self._engine.begin([self._update(share, group, scale) for share, group in shares])
+                self._begun_elements += sum(share.count for share, _ in shares)
+        except BaseException as error:
+            if isinstance(error, Exception) or not self._has_begun_more(counted):
+                for (share, _), before in zip(shares, steps):
+                    self._forget(share.index)
+                    self._copies.pop(share.index, None)
+                    self.state[share.parameter].steps = before
             raise
         for share, _ in shares:
             torch.autograd.graph.increment_version(local_of(share.parameter))
 
+    def _has_begun_more(self, counted: int) -> bool:
+        """Whether the engine has begun updates of more than `counted` elements: Ctrl-C may come before the call that begins them, and
+        behind it. Waits for them."""
+        assert self._engine is not None
+        self._engine.wait()
+        self._begun_elements = self._engine.report().updated_elements
+        return self._begun_elements != counted
+
     def _finish(self, index: int) -> None:
         """The update of that tensor has been waited for."""
-        if index in self._copies:
-            original, values = self._copies.pop(index)
+        original, values = self._copies.pop(index, (None, None))
+        if original is not None:
             original.copy_(values)
         self._forget(index)
 
@@ -330,11 +342,13 @@ class DetachedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def synchronize(self) -> None:
         """Returns when every parameter has its new value. Only overlap="forward" and gradients="backward" ever need it."""
-        if self._keep:
-            assert self._engine is not None
-            self._engine.wait()
-            for index in list(self._keep):
-                self._finish(index)
+        with self._counting:
+            if self._keep:
+                assert self._engine is not None
+                self._engine.wait()
+                for index in list(self._keep):
+                    self._finish(index)
+                self._engine.log_notes()
 
     @torch.no_grad()
     def step(self, closure: "Optional[Callable[[], Any]]" = None) -> Any:
@@ -348,8 +362,10 @@ class DetachedOptimizer(torch.optim.Optimizer):
             # A parameter that was frozen when the hooks were made still has its gradient.
             is_all_taken = all(p.grad is None for group in self.param_groups for p in group["params"])
             if self.clip_norm is None and is_all_taken:
+                self._begin_to_wait()
                 return loss
         self.synchronize()
+        self._engine.log_notes()  # of updates that the modules have waited for
         self._place_replaced()
         for p in self._without_state.values():
             if p.grad is not None:
@@ -366,7 +382,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         shares = [(share, group) for share, group in shares if share.parameter.grad is not None]
         for share, _ in shares:  # all, before the first is updated
             share.check()
-            share.check_gradient()
+            share.placed_gradient()
         scale = self._clip([share.parameter.grad for share, _ in shares])
         for bunch in [shares] if self._overlap == "forward" else _bunches(shares):
             self._begin(bunch, scale)
@@ -376,7 +392,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             for share, _ in shares:
                 share.parameter.grad = None
         if self._overlap == "forward":
-            self._called_before, self._called, self._has_others = self._called, set(), True
+            self._begin_to_wait()
             return loss
         self.synchronize()
         if self._group:
@@ -448,6 +464,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if id(p) in self._taken:
             raise ArgumentError(f"{share.name} has got a second gradient before step(); with gradients=\"backward\" the "
                                 "first is used already. Accumulate with gradients=\"step\"")
+        with torch.no_grad():
+            self._wait_for([share.index])  # of the step before, with overlap="forward"
         if self.clip_norm is None:
             with torch.no_grad():
                 self._begin([(share, group)])
@@ -469,7 +487,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if scaler:  # behind unscale_(), grad_scale is None
             raise ArgumentError("a GradScaler has scaled gradients that gradients=\"backward\" has used already; use "
                                 "gradients=\"step\" with it, or bf16 without it")
-        self.synchronize()
+        if self._overlap != "forward":
+            self.synchronize()
         self._taken.clear()
         for p, gradient in self._held.values():
             p.grad = gradient
@@ -514,6 +533,11 @@ class DetachedOptimizer(torch.optim.Optimizer):
                                    module.register_state_dict_pre_hook(Waits(self, module)),
                                    module.register_load_state_dict_pre_hook(Waits(self, module))]
 
+    def _begin_to_wait(self) -> None:
+        """A step has ended whose updates run on: modules that begin wait for them."""
+        if self._overlap == "forward":
+            self._called_before, self._called, self._has_others = self._called, set(), True
+
     @torch.no_grad()
     def _wait_for_module(self, module: nn.Module) -> None:
         """Waits for the parameters of a module that begins. The first one that begins also waits for parameters of modules that did not
@@ -529,13 +553,17 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._has_others = False
             self._wait_for([index for index in self._keep if index not in self._called_before])
         self._wait_for(own)
+        if not self._keep:
+            assert self._engine is not None
+            self._engine.log_notes()
 
     def _wait_for(self, indices: "list[int]") -> None:
         assert self._engine is not None
-        for index in indices:
-            if index in self._keep:
-                self._engine.wait(index)
-                self._finish(index)
+        with self._counting:
+            for index in indices:
+                if index in self._keep:
+                    self._engine.wait(index)
+                    self._finish(index)
 
     # The rest of torch's interface.
 
@@ -601,12 +629,19 @@ class DetachedOptimizer(torch.optim.Optimizer):
         given to another one."""
         if self._engine is None:
             return
-        self.synchronize()
-        self._engine.close()
-        self._remove_hooks()
-        for hook in self._module_hooks:
-            hook.remove()
-        guards.disown((p for group in self.param_groups for p in group["params"]), self)
+        try:
+            self.synchronize()
+            self._engine.close()
+        finally:  # behind a failed transfer, too, which every call reports
+            self._engine.destroy()  # stops what is under way
+            self._keep.clear()
+            self._copies.clear()
+            self._held.clear()
+            self._kept_bytes = 0
+            self._remove_hooks()
+            for hook in self._module_hooks:
+                hook.remove()
+            guards.disown((p for group in self.param_groups for p in group["params"]), self)
 
     def __del__(self) -> None:
         """Updates under way use tensors that this object keeps."""

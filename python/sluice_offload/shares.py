@@ -65,21 +65,25 @@ class Share:
         p = self.parameter
         if p.dtype != self.dtype or tuple(p.shape) != self.shape or p.device != self.device:
             raise ArgumentError(f"parameter {self.name} was {self.dtype} {self.shape} on {self.device} when the optimizer was "
-                                f"made, and is {p.dtype} {tuple(p.shape)} on {p.device} now; make a new optimizer, and load this "
-                                "one's state_dict() into it")
+                                f"made, and is {p.dtype} {tuple(p.shape)} on {p.device} now; make a new optimizer" +
+                                (", and load this one's state_dict() into it" if tuple(p.shape) == self.shape else
+                                 ", whose state begins anew, since this one's is of the other shape"))
 
-    def check_gradient(self) -> torch.Tensor:
-        """The gradient, which an update can use."""
+    def placed_gradient(self) -> torch.Tensor:
+        """The gradient, placed as the parameter is: tensor parallelism leaves sums to be made, as torch's optimizers do. Then every rank
+        has to call it. Raises ArgumentError where an update cannot use it."""
         grad = self.parameter.grad
         assert grad is not None
         if grad.is_sparse or grad.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ArgumentError(f"the gradient of {self.name} is {'sparse' if grad.is_sparse else grad.dtype}; it has to be "
                                 "dense, of fp32, bf16 or fp16")
-        if is_distributed_tensor(self.parameter) != is_distributed_tensor(grad) or (
-                is_distributed_tensor(grad) and grad.placements != self.parameter.placements):  # type: ignore[attr-defined]
-            raise ArgumentError(f"the gradient of {self.name} is placed as {getattr(grad, 'placements', 'a plain tensor')}, the "
-                                f"parameter as {getattr(self.parameter, 'placements', 'a plain tensor')}; reduce and "
-                                "redistribute it before step()")
+        p: Any = self.parameter
+        if is_distributed_tensor(p) != is_distributed_tensor(grad) or getattr(grad, "device_mesh", None) != getattr(p, "device_mesh", None):
+            raise ArgumentError(f"the gradient of {self.name} is on {getattr(grad, 'device_mesh', 'no mesh')}, the parameter on "
+                                f"{getattr(p, 'device_mesh', 'no mesh')}; make it a DTensor of that mesh, or a plain tensor where the "
+                                "parameter is one, before step()")
+        if is_distributed_tensor(grad) and grad.placements != p.placements:  # type: ignore[attr-defined]
+            p.grad = grad = grad.detach().redistribute(placements=p.placements)  # type: ignore[attr-defined]
         return grad
 
     def copied_bytes(self) -> int:
@@ -90,7 +94,7 @@ class Share:
 
     def gradient(self) -> torch.Tensor:
         """The local gradient, contiguous, whole."""
-        return local_of(self.check_gradient()).contiguous()
+        return local_of(self.placed_gradient()).contiguous()
 
     def whole(self, values: torch.Tensor) -> torch.Tensor:
         """State of these elements as a tensor like the parameter. With a group, every rank has to call it."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict)
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -191,27 +191,43 @@ def disagreement(folder):
 
 
 def misplaced(folder):
-    """A gradient that is placed otherwise than its parameter would be counted wrong, and is refused before anything changes."""
+    """A gradient that is placed otherwise than its parameter, as a sum that tensor parallelism leaves to be made, counts as in torch."""
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
     whole, split = (nn.Parameter(distribute_tensor(torch.ones(8 * size, 3), mesh, [placement])) for placement in (Replicate(), Shard(0)))
     for p, placement in ((whole, Partial()), (whole, Shard(0)), (split, Replicate())):
-        ours = optim.AdamW([("here", p)], config=config(folder))
-        local = torch.ones(8 if isinstance(placement, Shard) else 8 * size, 3)
-        p.grad = DTensor.from_local(local, mesh, [placement], run_check=False)
-        try:
+        for clip_norm in (None, 1.0):
+            ours = optim.SGD([("here", p)], lr=1.0, clip_norm=clip_norm, config=config(folder))
+            local = torch.full((8 if isinstance(placement, Shard) else 8 * size, 3), 1.0 / (size if isinstance(placement, Partial) else 1))
+            p.grad = DTensor.from_local(local, mesh, [placement], run_check=False)
             ours.step()
-            raise AssertionError(f"a gradient that is {placement} was accepted")
-        except sluice.ArgumentError as error:
-            assert f"the gradient of here is placed as ({placement!r},)" in str(error) and "redistribute" in str(error), error
-        assert full(p).eq(1).all() and ours.state[p]["step"] == 0
-        p.grad = p.grad.redistribute(mesh, p.placements)
+            torch.testing.assert_close(full(p), torch.full((8 * size, 3), 1 - (1 / (24 * size) ** 0.5 if clip_norm else 1.0)))
+            assert not clip_norm or abs(ours.gradient_norm - (24 * size) ** 0.5) < 1e-5
+            ours.close()
+            p.grad = None
+            with torch.no_grad():
+                p.fill_(1)
+    ours = optim.SGD([("here", whole)], config=config(folder))
+    whole.grad = distribute_tensor(torch.ones(8 * size, 3), init_device_mesh("cpu", (1, size)), [Replicate(), Replicate()])
+    try:
         ours.step()
-        assert not full(p).eq(1).any() and ours.state[p]["step"] == 1
-        ours.close()
-        p.grad = None
-        with torch.no_grad():
-            p.fill_(1)
+        raise AssertionError("a gradient of another mesh was accepted")
+    except sluice.ArgumentError as error:
+        assert "the gradient of here is on" in str(error) and "make it a DTensor of that mesh" in str(error), error
+    assert full(whole).eq(1).all()
+    ours.close()
+
+
+def flat(folder):
+    """FullyShardedDataParallel gathers flat parameters before the modules that own them run, and so before any wait."""
+    for keeps in (False, True):
+        model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=keeps)
+        try:
+            optim.AdamW(model.parameters(), overlap="forward", modules=model, shard=False, config=config(folder))
+            raise AssertionError("updates beside a gather were accepted")
+        except sluice.ArgumentError as error:
+            assert "does not work with FullyShardedDataParallel" in str(error), error
+        optim.AdamW(model.parameters(), shard=False, config=config(folder)).close()
 
 
 def two_meshes(folder):
@@ -361,10 +377,10 @@ def fsdp_tp(folder):
     compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
 
 
-CASES = {2: (ddp, ddp_state, disagreement, misplaced, two_meshes, fsdp, reshard, tp), 4: (ddp, ddp_state, two_meshes, hsdp, fsdp_tp)}
+CASES = {2: (ddp, ddp_state, disagreement, misplaced, flat, two_meshes, fsdp, reshard, tp), 4: (ddp, ddp_state, two_meshes, hsdp, fsdp_tp)}
 # torch 2.6's own FSDP2 fails in forward on the CPU, whose streams record no events there.
 FSDP_RUNS = hasattr(torch.cpu.Stream, "record_event")
-OF_FSDP = (fsdp, reshard, hsdp, fsdp_tp)
+OF_FSDP = (flat, fsdp, reshard, hsdp, fsdp_tp)
 
 
 def cases(size):

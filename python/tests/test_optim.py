@@ -593,3 +593,33 @@ def test_state_of_frozen_parameters_that_does_not_fit_names_them(place):
     with pytest.raises(sluice.OutOfMemoryError, match="1 of the 2 parameters, of 1048576 elements, are frozen.*with requires_grad"):
         optim.AdamW([frozen, p], config=place("host", "1MiB"))
     optim.AdamW([x for x in (frozen, p) if x.requires_grad], config=place("host", "1MiB")).close()
+
+
+def test_remedies_that_work(place):
+    """Those that the messages name: of a checkpoint of the other Adam, and of a parameter that has become another."""
+    p = nn.Parameter(torch.ones(8))
+    both = [kind([p], config=place()) for kind in (optim.Adam, optim.AdamW)]
+    for ours, other, named in zip(both, reversed(both), ("AdamW", "Adam")):
+        saved = other.state_dict()
+        with pytest.raises(sluice.ArgumentError, match=f"use sluice_offload.optim.{named}($|[^W])"):
+            ours.load_state_dict(saved)
+        other.load_state_dict(saved)
+    saved["param_groups"][0]["decoupled_weight_decay"] = True
+    both[1].load_state_dict(saved)
+    p.grad = torch.ones(8)
+    both[1].step()
+    saved = both[1].state_dict()
+    for changed, has_state in ((torch.ones(8, dtype=torch.bfloat16), True), (torch.ones(9), False)):
+        p.data, p.grad = changed, torch.ones_like(changed)
+        with pytest.raises(sluice.ArgumentError, match="make a new optimizer") as raised:
+            both[1].step()
+        assert ("state_dict" in str(raised.value)) == has_state != ("begins anew" in str(raised.value))
+        made = optim.AdamW([p], config=place())
+        if has_state:
+            made.load_state_dict(saved)
+            assert made.state[p]["step"] == 1 and made.state[p]["exp_avg"].all()
+        made.step()
+        made.close()
+        p.data, p.grad = torch.ones(8), None
+    for ours in both:
+        ours.close()

@@ -3,6 +3,8 @@
 import copy
 import gc
 import io
+import math
+import threading
 import time
 import weakref
 
@@ -462,3 +464,97 @@ def test_a_norm_that_is_not_finite_changes_nothing(place):  # noqa: F811
         ours.close()
     with pytest.raises(sluice.ArgumentError, match="clip_norm=0"):
         optim.AdamW([p], clip_norm=0, config=place())
+
+
+def test_a_failed_transfer_does_not_keep_it_from_closing(place, monkeypatch):  # noqa: F811
+    model = nn.Sequential(nn.Linear(8, 8))
+    ours = optim.AdamW(model.parameters(), gradients="backward", overlap="forward", modules=model, config=place())
+    model(torch.ones(8)).sum().backward()
+
+    def fail(*_):
+        raise sluice.StorageError("the drive is gone")
+    monkeypatch.setattr(ours._engine, "wait", fail)
+    with pytest.raises(sluice.StorageError, match="the drive is gone"):
+        ours.close()
+    assert not ours._engine.is_open and not ours._keep
+    ours.close()
+    for other in (model.zero_grad, lambda: model(torch.ones(8)).sum().backward(), torch.optim.SGD(model.parameters()).step):
+        other()
+    assert model[0].bias.grad is not None
+
+
+@pytest.mark.parametrize("behind", ["a forward", "another step", "synchronize"])
+def test_gradients_that_are_not_finite_are_named_beside_forward_too(place, caplog, behind):  # noqa: F811
+    model = nn.Linear(64, 64)
+    ours = optim.AdamW(model.parameters(), overlap="forward", modules=model, config=place())
+    for p in model.parameters():
+        p.grad = torch.full_like(p, math.nan)
+    ours.step()
+    {"a forward": lambda: model(torch.ones(64)), "another step": ours.step, "synchronize": ours.synchronize}[behind]()
+    assert any("with an infinity or a NaN" in record.message for record in caplog.records)
+    ours.close()
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_an_interrupt_in_step_forgets_no_update_that_runs(place, monkeypatch, has_begun):  # noqa: F811
+    p = nn.Parameter(torch.zeros(1 << 20))
+    ours = optim.AdamW([p], lr=1.0, weight_decay=0, config=place("host", "64MiB"))
+    begin = ours._engine.begin
+
+    def interrupted(updates):
+        if has_begun:
+            begin(updates)
+        raise KeyboardInterrupt
+    for step in (1, 2):
+        p.grad = torch.ones_like(p)
+        if step == 2:
+            monkeypatch.setattr(ours._engine, "begin", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ours.step()
+        else:
+            ours.step()
+    ours.synchronize()
+    assert ours.state[p]["step"] == 1 + has_begun and not ours._keep
+    torch.testing.assert_close(p.detach(), torch.full_like(p, -1.0 - has_begun))
+    monkeypatch.undo()
+    ours.step()
+    assert ours.state[p]["step"] == 2 + has_begun
+    ours.close()
+
+
+def test_backward_and_forward_together(place):  # noqa: F811
+    """step() waits for nothing, and the next forward for what it reads."""
+    model, ours = compare(lambda m, c: optim.AdamW(m.parameters(), lr=1e-3, gradients="backward", overlap="forward", modules=m, config=c),
+                          place)
+    ours.close()
+    wide = Wide(layers=2, is_slow=False)
+    ours = optim.AdamW(wide.parameters(), gradients="backward", overlap="forward", modules=wide, config=place(host="2MiB"))
+    for _ in range(2):
+        wide(torch.ones(4, 512)).sum().backward()
+        kept = set(ours._keep)
+        ours.step()
+        assert kept and set(ours._keep) == kept
+    ours.close()
+
+
+def test_backward_passes_of_several_threads(place, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(detached_base, "GRADIENT_BYTES", 0)
+    halves = [[nn.Parameter(torch.ones(1 << 16)) for _ in range(200)] for _ in range(2)]
+    ours = optim.SGD([p for half in halves for p in half], lr=1.0, gradients="backward", config=place("host", "256MiB"))
+    failed = []
+
+    def run(half):
+        try:
+            sum(p.sum() for p in half).backward()
+        except sluice.SluiceError as error:
+            failed.append(error)
+    for _ in range(3):
+        threads = [threading.Thread(target=run, args=(half,)) for half in halves]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        ours.step()
+    assert all(p.eq(-2).all() for half in halves for p in half)
+    ours.close()
