@@ -362,6 +362,26 @@ def reshard(folder):
         optimizer.close()
 
 
+def switched(folder):
+    """An optimizer of plain parameters, in whose groups the shards of FSDP2 are put before the first step, as accelerate does."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    models, optimizers = [Net() for _ in range(2)], []
+    models[1].load_state_dict(models[0].state_dict())
+    for model, is_early in zip(models, (True, False)):
+        optimizer = optim.AdamW(model.parameters(), lr=1e-3, config=config(folder)) if is_early else None
+        shard(model, mesh)
+        optimizer = optimizer or optim.AdamW(model.parameters(), lr=1e-3, config=config(folder))
+        if is_early:
+            optimizer.param_groups[0]["params"] = list(model.parameters())
+        optimizers.append(optimizer)
+        train(model, optimizer, 4, dist.get_rank())
+    assert_equal(*models)
+    for p, q in zip(*(model.parameters() for model in models)):
+        assert torch.equal(full(optimizers[0].state[p]["exp_avg"]), full(optimizers[1].state[q]["exp_avg"]))
+    for optimizer in optimizers:
+        optimizer.close()
+
+
 def hsdp(folder):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     compare(folder, lambda model: shard(model, mesh), dist.get_rank())
@@ -377,10 +397,10 @@ def fsdp_tp(folder):
     compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
 
 
-CASES = {2: (ddp, ddp_state, disagreement, misplaced, flat, two_meshes, fsdp, reshard, tp), 4: (ddp, ddp_state, two_meshes, hsdp, fsdp_tp)}
+CASES = {2: (ddp, ddp_state, disagreement, misplaced, flat, two_meshes, fsdp, reshard, switched, tp), 4: (ddp, ddp_state, two_meshes, hsdp, fsdp_tp)}
 # torch 2.6's own FSDP2 fails in forward on the CPU, whose streams record no events there.
 FSDP_RUNS = hasattr(torch.cpu.Stream, "record_event")
-OF_FSDP = (flat, fsdp, reshard, hsdp, fsdp_tp)
+OF_FSDP = (flat, fsdp, reshard, switched, hsdp, fsdp_tp)
 
 
 def cases(size):
