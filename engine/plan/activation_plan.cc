@@ -47,6 +47,21 @@ std::vector<ActivationAccess> sequence_of(const ActivationShape& shape) {
   return sequence;
 }
 
+// The places that all activations of the declared step need, and those of each horizontal step. The
+// first accesses of a micro-batch come while the last ones of the micro-batches before are held. So
+// the places stop growing with the micro-batch before which as many accesses have come as are held.
+std::uint32_t places_for_all(const ModelSpec& model, const Config::Activations& activations) {
+  const std::size_t accesses_of_one = sequence_of({model}).size();
+  if (accesses_of_one == 0) return 0;
+  const auto enough = static_cast<std::uint32_t>(2 + activations_held_max(model) / accesses_of_one);
+  const std::uint32_t horizontal =
+      plan_activations({model, enough, MicroBatchOrder::kHorizontal}, 0).places;
+  if (activations.order == MicroBatchOrder::kHorizontal) return horizontal;
+  return std::max(
+      horizontal,
+      plan_activations({model, activations.micro_batches, activations.order}, 0).places);
+}
+
 // Places of one size, assigned by Belady's rule: the activation needed last gives way.
 class ActivationPlanner {
  public:
@@ -210,14 +225,14 @@ ActivationNeeds activation_needs(const ModelSpec& model, const Config::Activatio
                 fmt::format("activations is \"{}\", but the model does not say what crosses from "
                             "unit to unit (ModelSpec::boundary_bytes); it has to be \"keep\"",
                             name_of(activations.home)));
-  const ActivationShape shape{model, activations.micro_batches, activations.order};
-  const std::uint32_t all = plan_activations(shape, 0).places;
+  const std::uint32_t all = places_for_all(model, activations);
   ActivationNeeds needs{
       .homes = ActivationHomes(model, activations), .places_least = all, .places_wanted = all};
-  if (activations.home == ActivationHome::kRecompute) return needs;
+  if (activations.home == ActivationHome::kRecompute || all == 0) return needs;
   const std::uint32_t held = activations_held_max(model);
-  needs.places_least = std::min(all, held);
-  needs.places_wanted = std::min(all, held + uses_ahead * held);
+  // Not fewer, even if the declared step has fewer activations: other steps may have more.
+  needs.places_least = held;
+  needs.places_wanted = std::max(held, std::min(all, held + uses_ahead * held));
   return needs;
 }
 

@@ -72,7 +72,9 @@ ActivationPlan plan_activations(const ActivationShape& shape, std::uint32_t plac
 // The class lists the homes that the activations of the largest step need. The homes lie one after
 // the other in a pool. In horizontal order, there is one home per boundary. In vertical order,
 // there is one home per boundary and micro-batch. A gradient uses the home of the value at the same
-// boundary, because this value is no longer needed.
+// boundary, because this value is no longer needed. A horizontal step may have more micro-batches
+// than there are homes at a boundary. Then, a later micro-batch uses the home of an earlier one,
+// whose activations are no longer needed.
 class ActivationHomes {
  public:
   ActivationHomes() = default;
@@ -80,7 +82,7 @@ class ActivationHomes {
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(offsets_.size()); }
   std::uint32_t home_of(const ActivationRef& ref) const {
-    return ref.boundary * alive_ + (alive_ == 1 ? 0 : ref.micro_batch);
+    return ref.boundary * alive_ + ref.micro_batch % alive_;
   }
   std::uint64_t offset_bytes(std::uint32_t home) const { return offsets_[home]; }
   std::uint64_t value_bytes(std::uint32_t home) const { return bytes_[home / alive_]; }
@@ -108,8 +110,9 @@ struct ActivationNeeds {
   ActivationHomes homes;
   // Both members are numbers of places in the window. Each place is as large as the largest
   // boundary. If no activation may leave the window, both numbers include a place for every
-  // activation. If activations may leave the window, `places_least` includes only places for the
-  // held accesses. `places_wanted` also includes places for the accesses that are read ahead.
+  // activation of the declared step, and of each horizontal step. If activations may leave the
+  // window, `places_least` includes only places for the held accesses, which a step of any shape
+  // has. `places_wanted` also includes places for the accesses that are read ahead.
   std::uint32_t places_least = 0;
   std::uint32_t places_wanted = 0;
 };

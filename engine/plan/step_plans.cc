@@ -1,5 +1,7 @@
 #include "engine/plan/step_plans.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include <sluice/error.h>
@@ -48,16 +50,21 @@ const ActivationPlan& StepPlans::activations(std::uint32_t micro_batches, MicroB
 
 ActivationPlan StepPlans::plan_activations_of(const ActivationShape& shape) const {
   if (placement_.activation_window.count == 0) return {};
-  ActivationPlan plan = plan_activations(shape, placement_.activation_window.count);
+  const std::uint32_t places = placement_.activation_window.count;
   const bool has_homes =
       placement_.host_activation_bytes != 0 || placement_.nvme_activation_bytes != 0;
-  const bool fits = has_homes ? placement_.activation_homes.hold(shape.micro_batches, shape.order)
-                              : plan.stored_bytes == 0;
-  if (!fits)
+  const auto refuse = [&] {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("a {} step of {} micro-batches has more activations than the pools "
                             "hold; Config::activations has to name the largest step",
                             name_of(shape.order), shape.micro_batches));
+  };
+  // First: such a step may be far larger than the declared one, and so may its plan.
+  if (has_homes && !placement_.activation_homes.hold(shape.micro_batches, shape.order)) refuse();
+  // A plan needs a place for each held access. A window without homes may have fewer places, if the
+  // declared step needs no more; then, only plans that use no more are possible.
+  ActivationPlan plan = plan_activations(shape, std::max(places, activations_held_max(model_)));
+  if (plan.places > places || (!has_homes && plan.stored_bytes != 0)) refuse();
   return plan;
 }
 

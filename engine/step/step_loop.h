@@ -79,7 +79,10 @@ class StepLoop {
   StepTimeline& timeline() { return timeline_; }
   // The reference stays valid.
   const ActivationPlan& activations(const StepOptions& options) {
+  // Fails with kInvalidArgument if an option of begin_step() is not valid, or if the step is too
+  // large for the activation pools.
     return cursor_.plans().activations(options.micro_batches, options.order);
+    terms_.check("begin_step", options);  // first: the plan grows with the micro-batches
   }
   const ActivationPlan& inference_activations() const {
     return cursor_.plans().inference_activations();

@@ -225,6 +225,53 @@ TEST(ActivationFlow, AStepLargerThanDeclaredIsRefused) {
   }
 }
 
+// A horizontal step has one micro-batch's activations at once, so it may have more micro-batches
+// than the declared step: they share the homes at each boundary, however many there are.
+TEST(ActivationFlow, AHorizontalStepMayHaveMoreMicroBatchesThanDeclared) {
+  const TempDirectory directory;
+  std::vector<std::uint64_t> bytes(13, 20000);
+  bytes[1] = 100;  // its homes lie between larger ones
+  const ModelSpec model = relay_model(14, bytes);
+  for (const ActivationHome home : {ActivationHome::kHost, ActivationHome::kNvme}) {
+    SCOPED_TRACE(name_of(home));
+    Config config = relay_config(
+        directory.path(), {.home = home, .micro_batches = 2, .order = MicroBatchOrder::kVertical});
+    shrink(config, model);
+    Relay relay(config, model);
+    for (const std::uint32_t micro_batches : {3u, 5u})
+      EXPECT_GT(relay.step(micro_batches, MicroBatchOrder::kHorizontal).activation_out_bytes, 0u);
+    (void)relay.step(2, MicroBatchOrder::kVertical);
+    relay.engine().drain();
+    EXPECT_EQ(relay.wrong(), 0u) << "of " << relay.seen();
+  }
+}
+
+// The declared step has fewer activations than an application may hold at once, other steps more.
+TEST(ActivationFlow, ASmallDeclaredStepLeavesPlacesForOthers) {
+  const TempDirectory directory;
+  for (const ActivationHome home :
+       {ActivationHome::kRecompute, ActivationHome::kHost, ActivationHome::kNvme}) {
+    for (const std::uint32_t leases : {1u, 2u, 3u}) {
+      SCOPED_TRACE(std::string(name_of(home)) + ", leases " + std::to_string(leases));
+      const ModelSpec model = relay_model(2, {4096}, leases);
+      Config config = relay_config(directory.path(), {.home = home});
+      shrink(config, model);
+      Relay relay(config, model);
+      for (const std::uint32_t micro_batches : {1u, 2u, 5u})
+        (void)relay.step(micro_batches, MicroBatchOrder::kHorizontal);
+      const auto refuse = [](const auto& call) {
+        EXPECT_NE(expect_error(ErrorCode::kInvalidArgument, call).find("more activations than"),
+                  std::string::npos);
+      };
+      refuse([&] { (void)relay.engine().predicted_traffic(9, MicroBatchOrder::kVertical); });
+      refuse([&] { (void)relay.step(9, MicroBatchOrder::kVertical); });
+      (void)relay.step(2, MicroBatchOrder::kHorizontal);
+      relay.engine().drain();
+      EXPECT_EQ(relay.wrong(), 0u) << "of " << relay.seen();
+    }
+  }
+}
+
 class ActivationCalls : public testing::Test {
  protected:
   ActivationCalls()
@@ -255,6 +302,16 @@ TEST_F(ActivationCalls, ComeInSequence) {
   held.release();
   EXPECT_NE(refuse([&] { (void)held.data(); }).find("released"), std::string::npos);
   (void)step.load({.boundary = 0}, stream_);
+}
+
+// The options are checked before the step is planned, whose plan would take all memory.
+TEST_F(ActivationCalls, AStepOfTooManyMicroBatchesIsRefusedAtOnce) {
+  const std::string message = expect_error(ErrorCode::kInvalidArgument, [&] {
+    (void)relay_.engine().begin_step({.learning_rate = 1e-3, .micro_batches = 4'000'000'000});
+  });
+  EXPECT_NE(message.find("begin_step: micro_batches is 4000000000; a step has at most 65536"),
+            std::string::npos)
+      << message;
 }
 
 // The plan counts on the end of an access before the third one after it, which would otherwise wait
