@@ -9,10 +9,10 @@
 #include <sluice/error.h>
 #include "base/float_environment.h"
 #include "base/trace/trace.h"
+#include "engine/config/micro_batch_limit.h"
 #include "engine/engine_over_queue.h"
 #include "engine/engine_parts.h"
 #include "engine/run/engine_trace.h"
-#include "engine/step/step_terms.h"
 #include "io/direct_file.h"
 
 namespace sluice {

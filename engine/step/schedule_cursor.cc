@@ -36,7 +36,7 @@ std::size_t uses_to_expect(const Schedule& schedule, std::size_t used) {
 void ScheduleCursor::begin_training(std::uint32_t micro_batches, MicroBatchOrder order) {
   plan_ = &plans_.training(micro_batches, order);
   next_use_ = changes_ = 0;
-  is_inference_ = false;
+  is_inference_ = takes_no_more_ = false;
   micro_batches_ = micro_batches;
   order_ = order;
 }
@@ -50,6 +50,7 @@ void ScheduleCursor::begin_inference() {
   plan_ = &plans_.inference();
   next_use_ = changes_ = 0;
   is_inference_ = true;
+  takes_no_more_ = false;
 }
 
 void ScheduleCursor::end(bool is_example) {
@@ -91,6 +92,20 @@ void ScheduleCursor::require_gradients(const char* call, std::uint32_t leases_he
         fmt::format("no unit has been through backward in this step; the schedule expects {} "
                     "next",
                     describe(next_use_)));
+}
+
+void ScheduleCursor::check_use(const char* call, Pass pass) const {
+  const auto refuse = [call](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", call, message));
+  };
+  if (!is_active()) refuse("no step is active");
+  if (pass != Pass::kForward && pass != Pass::kBackward && pass != Pass::kInference)
+    refuse(fmt::format("there is no pass {}", static_cast<int>(pass)));
+  if (takes_no_more_)
+    refuse(
+        fmt::format("a call of finish() has ended the step behind {} scheduled uses, and has "
+                    "failed; call finish() again, or destroy the step",
+                    next_use_));
 }
 
 std::string ScheduleCursor::describe(std::size_t use) const {

@@ -41,6 +41,13 @@ class ScheduleCursor {
   // Fails with kInvalidArgument if no step is active, if leases are held, or if no unit has been
   // used in the backward pass.
   void require_gradients(const char* call, std::uint32_t leases_held) const;
+  // Makes check_use() refuse all further uses of the step. finish() calls this function before the
+  // gradients are final, because a gradient that comes later would never be.
+  void take_no_more() { takes_no_more_ = true; }
+  // `call` is the name of the application's call. This call brings a use in `pass`.
+  // Fails with kInvalidArgument if no step is active, if there is no such pass, or behind
+  // take_no_more().
+  void check_use(const char* call, Pass pass) const;
   // Describes a use in words, for messages. If `use` equals the number of uses, the text describes
   // the end of the step.
   std::string describe(std::size_t use) const;
@@ -76,6 +83,7 @@ class ScheduleCursor {
   // the old plan until then.
   std::uint32_t fewer_uses_ = 0;
   bool is_inference_ = false;
+  bool takes_no_more_ = false;
   std::uint32_t micro_batches_ = 1;
   MicroBatchOrder order_ = MicroBatchOrder::kHorizontal;
 };

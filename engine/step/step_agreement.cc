@@ -233,6 +233,7 @@ std::vector<UnitId> StepLoop::announce(std::span<const UnitId> units, Pass pass)
   const auto refuse = [](const std::string& message) {
     throw Error(ErrorCode::kInvalidArgument, "announce: " + message);
   };
+  cursor_.check_use("announce", pass);
   if (!announced_) refuse("the model has no announced units; set UnitSpec::is_announced");
   if ((pass == Pass::kInference) != cursor_.is_inference())
     refuse(fmt::format("pass \"{}\" does not belong to {}", name_of(pass),

@@ -52,10 +52,11 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   cursor_.require_gradients("finish", leases_held_);
   if (announced_) announced_->require_over();
   check_application("finish", finish.application);
-  const bool is_announced = terms_.end(finish, policy_);
+  const StepTerms::End end = terms_.end(finish, policy_);
   const TraceRange range({.kind = TraceKind::kFinish});
   const std::uint64_t begin_ns = steady_now_ns();
   if (!cursor_.is_over()) end_schedule();
+  cursor_.take_no_more();
   timeline_.ends(uses_[acquired_ - 1].released());
   failure_.await([this] { return is_over(); });
   lease_ends_.await(device_);  // the window's bytes may be overwritten next
@@ -64,17 +65,19 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
     scheduler_.run(
         [this] { timeline_.waits_for(kTraceNone, {.reason = TraceReason::kCollective}); });
   await_commits();  // of the steps before: the vote tells others that this rank has them
-  const NormAccumulator norm = agree(drain_.norm(), terms_.options(), NormCall::kFinish);
+  const NormAccumulator norm = agree(drain_.norm(), end.options, NormCall::kFinish);
   scheduler_.run([this] { timeline_.ready(); });
   StepReport report;
   report.policy = policy_;
   report.loss_scale = scaler_.scale();
   const std::uint64_t pass_begin_ns = steady_now_ns();
   if (norm.finite()) {
-    apply(norm, is_announced, report);
+    apply(norm, end, report);
   } else if (config_.optimizer.non_finite == NonFinitePolicy::kSkip) {
     report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
     report.skipped = true;
+    // First, because it may refuse: the step has to be as it was if the application asks again.
+    scaler_.update(/*has_overflowed=*/true);
     scheduler_.run([this] {
       pass_.cancel();
       waiting_.drop_step();
@@ -82,8 +85,10 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   } else {
     fail_non_finite();
   }
-  scaler_.update(/*has_overflowed=*/report.skipped);
-  if (!report.skipped) end_for_commit(finish);
+  if (!report.skipped) {
+    scaler_.update(/*has_overflowed=*/false);
+    end_for_commit(finish);
+  }
   update_policy_.note(report.skipped || report.clip_factor < 1);
   report.step = step_;
   report.optimizer_ns = static_cast<std::int64_t>(steady_now_ns() - pass_begin_ns);
@@ -135,13 +140,14 @@ void StepLoop::describe(StepReport& report) {
 }
 
 // The norm is known: runs the update, or the rest of it.
-void StepLoop::apply(const NormAccumulator& norm, bool is_announced, StepReport& report) {
+void StepLoop::apply(const NormAccumulator& norm, const StepTerms::End& end, StepReport& report) {
   report.gradient_norm =
-      std::sqrt(norm.sum_of_squares()) / terms_.gradient_count(terms_.options(), scaler_.scale());
+      std::sqrt(norm.sum_of_squares()) / terms_.gradient_count(end.options, scaler_.scale());
   report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
-  const bool as_assumed = is_announced && report.clip_factor == 1 && !drain_.was_reopened();
+  const bool as_assumed = end.is_announced && report.clip_factor == 1 && !drain_.was_reopened();
   report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
   const UnitCoefficients known = terms_.coefficients(
+      end.options,
       {.step = step_ + 1, .loss_scale = scaler_.scale(), .clip_factor = report.clip_factor},
       versions_.all());
   has_undrained_update_ = true;

@@ -96,8 +96,8 @@ void StepLoop::begin_step(const StepOptions& options) {
   throw_if_active();
   terms_.begin(options);
   policy_ = update_policy_.choose();
-  const UnitCoefficients assumed =
-      terms_.coefficients({.step = step_ + 1, .loss_scale = scaler_.scale()}, versions_.all());
+  const UnitCoefficients assumed = terms_.coefficients(
+      options, {.step = step_ + 1, .loss_scale = scaler_.scale()}, versions_.all());
   cursor_.begin_training(options.micro_batches, options.order);
   begin();
   scheduler_.run(
@@ -180,9 +180,7 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
   const auto fail = [](const std::string& message) {
     throw Error(ErrorCode::kInvalidArgument, "acquire: " + message);
   };
-  if (!is_active()) fail("no step is active");
-  if (pass != Pass::kForward && pass != Pass::kBackward && pass != Pass::kInference)
-    fail(fmt::format("there is no pass {}", static_cast<int>(pass)));
+  cursor_.check_use("acquire", pass);
   if (index_of(unit) >= layout_.units().size())
     fail(fmt::format("unit {} does not exist; the model has {}", index_of(unit),
                      layout_.units().size()));

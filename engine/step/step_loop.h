@@ -78,11 +78,11 @@ class StepLoop {
   const StepTimeline& timeline() const { return timeline_; }
   StepTimeline& timeline() { return timeline_; }
   // The reference stays valid.
-  const ActivationPlan& activations(const StepOptions& options) {
   // Fails with kInvalidArgument if an option of begin_step() is not valid, or if the step is too
   // large for the activation pools.
-    return cursor_.plans().activations(options.micro_batches, options.order);
+  const ActivationPlan& activations(const StepOptions& options) {
     terms_.check("begin_step", options);  // first: the plan grows with the micro-batches
+    return cursor_.plans().activations(options.micro_batches, options.order);
   }
   const ActivationPlan& inference_activations() const {
     return cursor_.plans().inference_activations();
@@ -200,7 +200,7 @@ class StepLoop {
   CommittedScale committed_scale() const;
   bool is_idle() const;
   [[noreturn]] void fail_non_finite();
-  void apply(const NormAccumulator& norm, bool is_announced, StepReport& report);
+  void apply(const NormAccumulator& norm, const StepTerms::End& end, StepReport& report);
   bool is_ready(std::uint32_t use);
   bool is_over();
 

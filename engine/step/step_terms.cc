@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "engine/config/micro_batch_limit.h"
 
 namespace sluice {
 
@@ -39,7 +40,7 @@ void StepTerms::check(const char* call, const StepOptions& options) const {
     check_rate(fmt::format("group_learning_rates[{}]", i), rates[i]);
 }
 
-bool StepTerms::end(const FinishOptions& finish, OverlapPolicy policy) {
+StepTerms::End StepTerms::end(const FinishOptions& finish, OverlapPolicy policy) const {
   StepOptions options = options_;
   if (finish.learning_rate) options.learning_rate = *finish.learning_rate;
   if (finish.gradient_divisor) options.gradient_divisor = *finish.gradient_divisor;
@@ -54,18 +55,17 @@ bool StepTerms::end(const FinishOptions& finish, OverlapPolicy policy) {
                 "finish: learning rate or divisor differ from those of begin_step(), with which "
                 "optimizer.overlap \"eager\" has already updated blocks; give them to begin_step() "
                 "or set optimizer.overlap to \"deferred\"");
-  options_ = std::move(options);
-  return is_announced;
+  return {.options = std::move(options), .is_announced = is_announced};
 }
 
 double StepTerms::gradient_count(const StepOptions& options, double loss_scale) const {
   return options.gradient_divisor.value_or(options.micro_batches) * rank_count_ * loss_scale;
 }
 
-UnitCoefficients StepTerms::coefficients(const Scaling& scaling,
+UnitCoefficients StepTerms::coefficients(const StepOptions& options, const Scaling& scaling,
                                          std::span<const std::uint64_t> versions) const {
   const auto scale =
-      static_cast<float>(scaling.clip_factor / gradient_count(options_, scaling.loss_scale));
+      static_cast<float>(scaling.clip_factor / gradient_count(options, scaling.loss_scale));
   UnitCoefficients coefficients;
   std::map<std::uint64_t, std::uint32_t> entries;  // by version
   for (const std::uint64_t version : versions) {
@@ -73,7 +73,7 @@ UnitCoefficients StepTerms::coefficients(const Scaling& scaling,
     const auto [entry, is_new] = entries.try_emplace(version, next);
     if (is_new)
       coefficients.all.push_back(
-          groups_.coefficients(options_.learning_rate, options_.group_learning_rates,
+          groups_.coefficients(options.learning_rate, options.group_learning_rates,
                                {.step = scaling.step, .of_unit = version + 1}, scale));
     coefficients.of_unit.push_back(entry->second);
   }

@@ -14,9 +14,6 @@
 
 namespace sluice {
 
-// The schedule of a step is in memory as a whole.
-inline constexpr std::uint32_t kMicroBatchesMax = 65536;
-
 // The calls that ask for the norm of a step: finish(), and gradient_norm() before finish().
 enum class NormCall : std::uint8_t { kFinish = 1, kBefore = 2 };
 
@@ -31,12 +28,18 @@ class StepTerms {
   void check(const char* call, const StepOptions& options) const;
   // Starts a step. Requires: the options have been checked.
   void begin(const StepOptions& options) { options_ = options; }
-  // Replaces the step's options with those options that `finish` gives. Returns whether the options
-  // are equal to those of begin(). Updates of some blocks may already have used the options of
-  // begin().
+  // The options with which a step ends. `is_announced` says whether they are equal to those of
+  // begin(). Updates of some blocks may already have used the options of begin().
+  struct End {
+    StepOptions options;
+    bool is_announced = true;
+  };
+  // Returns the options of begin(), with those that `finish` gives in their place. The object keeps
+  // the options of begin(), because a call of finish() that fails may be followed by another one.
   // Fails with kInvalidArgument in the cases of check(). Also fails with kInvalidArgument if
   // `policy` is kEager and the options have changed.
-  bool end(const FinishOptions& finish, OverlapPolicy policy);
+  End end(const FinishOptions& finish, OverlapPolicy policy) const;
+  // The options of begin().
   const StepOptions& options() const { return options_; }
 
   // The gradient that waits for the update is the gradient of the scaled loss, summed over the
@@ -48,8 +51,9 @@ class StepTerms {
     double loss_scale = 1;
     double clip_factor = 1;
   };
-  // `versions` has the number of earlier updates of each unit.
-  UnitCoefficients coefficients(const Scaling& scaling,
+  // Returns what an update with `options` computes with. `versions` has the number of earlier
+  // updates of each unit.
+  UnitCoefficients coefficients(const StepOptions& options, const Scaling& scaling,
                                 std::span<const std::uint64_t> versions) const;
 
  private:

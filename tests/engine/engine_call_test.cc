@@ -2,12 +2,14 @@
 // the remedy, and leaves the engine able to go on.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <limits>
 #include <optional>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/plan/layout.h"
+#include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
@@ -225,6 +227,78 @@ TEST_F(EngineCall, NothingAfterClose) {
     engine_.read_state(TensorId{0}, StateKind::kMaster, 0, std::span(bytes_).first(4));
   });
   EXPECT_EQ(engine_.applied_step(), 1u);
+}
+
+// All uses of a step whose gradients have an infinite element.
+void walk_infinitely(Step& step, const ModelSpec& model, HostDevice& device, const Stream& stream) {
+  for (const UnitId unit : model.forward_order) (void)step.acquire(unit, Pass::kForward, stream);
+  for (const UnitId unit : model.backward_order) {
+    const Lease lease = step.acquire(unit, Pass::kBackward, stream);
+    auto* gradient = reinterpret_cast<std::uint16_t*>(lease.gradient(0));
+    device.launch(stream.id(), [gradient] { gradient[0] = 0x7f80; });
+  }
+}
+
+class FailedFinish : public testing::Test {
+ protected:
+  TempDirectory directory_;
+  Config config_ = toy_config(directory_.path());
+  ModelSpec model_ = validated(toy_model());
+  std::unique_ptr<HostDevice> device_ = make_host_device({.memory_bytes = 64_MiB});
+  Watchdog watchdog_{std::chrono::minutes(1), "a second finish() hangs"};
+};
+
+TEST_F(FailedFinish, FailsAgainWhereTheLossScaleIsAtItsMinimum) {
+  config_.optimizer.non_finite = NonFinitePolicy::kSkip;
+  config_.precision.loss_scale = {
+      .static_scale = 0, .initial_scale_power = 0, .hysteresis = 1, .minimum = 1};
+  Engine engine(config_, model_, *device_);
+  engine.initialize(toy_values());
+  const StateBytes before = read_state(engine);
+  const Stream stream(*device_, "compute");
+  {
+    Step step = engine.begin_step({.learning_rate = 1});
+    walk_infinitely(step, model_, *device_, stream);
+    for (int i = 0; i < 2; ++i) {
+      const std::string message = expect_error(ErrorCode::kNonFinite, [&] { (void)step.finish(); });
+      EXPECT_NE(message.find("at its minimum of 1"), std::string::npos) << message;
+    }
+  }
+  EXPECT_TRUE(read_state(engine) == before);
+  Step next = engine.begin_step({.learning_rate = 1});
+  walk_step(next, model_, engine, *device_, stream, config_, 1);
+  EXPECT_EQ(next.finish().step, 1u);
+}
+
+TEST_F(FailedFinish, TakesNoMoreUses) {
+  for (const OverlapPolicy policy : {OverlapPolicy::kDeferred, OverlapPolicy::kSerial}) {
+    config_.optimizer.overlap = policy;
+    Engine engine(config_, model_, *device_);
+    engine.initialize(toy_values());
+    const StateBytes before = read_state(engine);
+    const Stream stream(*device_, "compute");
+    {
+      Step step = engine.begin_step({.learning_rate = 1});
+      walk_infinitely(step, model_, *device_, stream);
+      for (int i = 0; i < 2; ++i) {
+        (void)expect_error(ErrorCode::kNonFinite, [&] { (void)step.finish(); });
+        for (const bool announces : {false, true}) {
+          const std::string message = expect_error(ErrorCode::kInvalidArgument, [&] {
+            if (announces)
+              (void)step.announce(std::vector{UnitId{0}}, Pass::kBackward);
+            else
+              (void)step.acquire(UnitId{0}, Pass::kBackward, stream);
+          });
+          EXPECT_NE(message.find("finish() has ended the step behind"), std::string::npos)
+              << message;
+        }
+      }
+    }
+    EXPECT_TRUE(read_state(engine) == before);
+    Step next = engine.begin_step({.learning_rate = 1});
+    walk_step(next, model_, engine, *device_, stream, config_, 1);
+    EXPECT_EQ(next.finish().step, 1u);
+  }
 }
 
 }  // namespace

@@ -149,6 +149,8 @@ class SLUICE_EXPORT Step {
   // - kInvalidArgument: a unit does not exist, is not an announced unit, or is given twice, or
   //   `pass` is kInference.
   // - kInvalidArgument: with several ranks, some units are local and others are not.
+  // - kInvalidArgument: `pass` does not exist.
+  // - kInvalidArgument: finish() has ended the uses of the step, and has failed.
   // - kRanks: ranks announce at different points.
   // - kIo and others: a transfer has failed.
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
@@ -162,6 +164,7 @@ class SLUICE_EXPORT Step {
   // - kInvalidArgument: the unit has not been announced, or other units that were announced earlier
   //   have to be used first.
   // - kInvalidArgument: the eager policy has already updated the unit.
+  // - kInvalidArgument: finish() has ended the uses of the step, and has failed.
   // - kOutOfMemory: the schedule has changed, and the device window cannot hold the unit beside the
   //   leased units.
   // - kIo and others: a transfer has failed.
@@ -206,6 +209,8 @@ class SLUICE_EXPORT Step {
   // optimizer.overlap is "serial", finish() returns only after the new state has reached its home.
   // Under every other policy, the update continues while the next step computes. If this update
   // fails, a later call reports the failure. Units without a gradient get a gradient of zeros.
+  // After a call that has failed, the options of begin_step() still hold, and the application may
+  // call finish() again. Unless the step continues, the step takes no more uses.
   // Fails with:
   // - kInvalidArgument: a lease is held, there was no backward use, or an announced use has not
   //   come. The step continues.

@@ -228,6 +228,8 @@ TEST_F(AnnounceCalls, WrongCallsAreNamedAndChangeNothing) {
         "unit \"expert.0\" is given twice");
     has(refusal([&] { step.announce(std::vector{expert}, Pass::kInference); }),
         "pass \"inference\" does not belong to a training step");
+    has(refusal([&] { step.announce(std::vector{expert}, Pass{9}); }),
+        "announce: there is no pass 9");
     // Too late: used first, announced afterwards.
     has(refusal([&] { (void)step.acquire(expert, Pass::kForward, stream_); }),
         "unit \"expert.0\" (forward) has not been announced");

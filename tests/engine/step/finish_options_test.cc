@@ -3,10 +3,16 @@
 // thread after another.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <sluice/units.h>
 
+#include "cpu_optim/rank_sum.h"
+#include "engine/plan/placement.h"
+#include "gpu/ranks/local_collectives.h"
+#include "tests/engine/ranks/sharding_cases.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
@@ -151,6 +157,62 @@ TEST_P(FinishOptionsCheck, EachCallFromAThreadOfItsOwn) {
 INSTANTIATE_TEST_SUITE_P(Policies, FinishOptionsCheck,
                          testing::Values(OverlapPolicy::kSerial, OverlapPolicy::kEager),
                          [](const auto& policy) { return std::string(name_of(policy.param)); });
+
+// Returns two ranks' states after a step under speculation, which has assumed the rate `begin`. If
+// `disagrees`, the first call of finish() has other rates on one rank than on the other.
+std::vector<StateBytes> states_of_two_ranks(const Config& config, double begin, double end,
+                                            bool disagrees) {
+  LocalWorld world(2, {.timeout_s = 20, .sum = sum_in_order});
+  const ModelSpec model = toy_model();
+  std::vector<StateBytes> states(2);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_host_device({.memory_bytes = 64_MiB});
+      const auto collectives = world.join(rank, *device);
+      Engine engine(config, model, *device, collectives.get());
+      EXPECT_GT(engine.placement().shadow_bytes, 0u);
+      engine.initialize(toy_values());
+      const Stream stream(*device, "compute");
+      Step step = engine.begin_step({.learning_rate = begin});
+      walk_step(step, model, engine, *device, stream, config, 1);
+      if (disagrees)
+        (void)expect_error(ErrorCode::kRanks,
+                           [&] { (void)step.finish({.learning_rate = end * (1 + rank)}); });
+      const StepReport report = step.finish({.learning_rate = end});
+      EXPECT_EQ(report.policy, OverlapPolicy::kSpeculative);
+      EXPECT_EQ(report.redone, begin != end);
+      engine.drain();
+      states[rank] = read_state(engine);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return states;
+}
+
+// Options of a call of finish() that has failed say nothing about the updates so far.
+TEST(FinishOptionsOfRanks, OptionsOfAFailedCallAreForgotten) {
+  const TempDirectory directory;
+  Config config = sharded_config(directory.path(), 3, true, DType::kBf16);
+  config.optimizer.overlap = OverlapPolicy::kSpeculative;
+  config.optimizer.clip_norm = 1e9;
+  const std::vector<StateBytes> expected = states_of_two_ranks(config, 1e-2, 1e-2, false);
+  const std::vector<StateBytes> actual = states_of_two_ranks(config, 5e-3, 1e-2, true);
+  EXPECT_TRUE(actual[0] == expected[0]);
+  EXPECT_TRUE(actual[1] == expected[1]);
+}
+
+// A call that has failed leaves a step that may be finished again, with begin_step()'s options.
+TEST(FinishOptionsOfRanks, AfterAFailedCallThoseOfTheBeginningCount) {
+  const TempDirectory directory;
+  Config config = sharded_config(directory.path(), 3, true, DType::kBf16);
+  config.optimizer.overlap = OverlapPolicy::kSpeculative;
+  config.optimizer.clip_norm = 1e9;
+  const std::vector<StateBytes> expected = states_of_two_ranks(config, 1e-2, 1e-2, false);
+  const std::vector<StateBytes> actual = states_of_two_ranks(config, 1e-2, 1e-2, true);
+  EXPECT_TRUE(actual[0] == expected[0]);
+  EXPECT_TRUE(actual[1] == expected[1]);
+}
 
 }  // namespace
 }  // namespace sluice::test
