@@ -3,6 +3,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <exception>
 #include <span>
 #include <vector>
 
@@ -285,8 +286,8 @@ WindowProgress StepLoop::halt_fetches(Prefetcher& fetches, std::optional<UnitId>
     std::uint64_t fetched = progress.fetched + (progress.is_partly_fetched ? 1 : 0);
     try {
       vote(ranks_, layout_, own, none, fetched, "a change of the schedule");
-    } catch (const Error& error) {
-      scheduler_.fail(error);  // fetching has stopped, and there is no way on
+    } catch (...) {                               // an Error, or what computation has thrown
+      scheduler_.fail(std::current_exception());  // fetching has stopped, and there is no way on
       throw;
     }
     if (ranks_.shard_parameters())
@@ -306,7 +307,8 @@ void StepLoop::end_inference_together() noexcept {
     if (!cursor_.is_over()) (void)halt_fetches(prefetcher_, {}, Pass::kInference);
     if (announced_ && !announced_->are_shared_over())
       (void)halt_fetches(announced_->shared_fetches(), {}, Pass::kInference);
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  } catch (...) {  // NOLINT(bugprone-empty-catch)
+    // Computation may have thrown anything, which the device throws again while ranks vote.
   }
 }
 

@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <sluice/error.h>
 #include "tests/engine/ranks/rank_threads.h"
+#include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
 
 namespace sluice::test {
@@ -172,6 +175,37 @@ TEST(EngineRanks, AnEngineThatEndsLeavesNothingBehind) {
   std::vector<Held> held(2);
   run_two(config, config, held, /*is_to_agree=*/true);
   for (const Held& rank : held) EXPECT_GT(rank.memories_ever, 0);
+}
+
+// Computation on one rank throws what is no Error, and every rank leaves its evaluation halfway:
+// the ranks' vote about that throws where nothing may, and the engines end all the same.
+TEST(EngineRanks, AnEvaluationWhoseComputationThrowsEndsWithoutAWord) {
+  const Watchdog watchdog(std::chrono::minutes(1), "an evaluation that has failed does not end");
+  const TempDirectory directory;
+  Config config = sharded_config(directory.path(), 3, true, DType::kBf16);
+  config.memory.device_bytes = 400_KiB;
+  LocalWorld world(2, {.timeout_s = 1, .sum = sum_in_order});
+  const ModelSpec model = toy_model();
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_host_device({.memory_bytes = *config.memory.device_bytes});
+      const auto collectives = world.join(rank, *device);
+      Engine engine(config, model, *device, collectives.get());
+      engine.initialize(toy_values());
+      const Stream stream(*device, "compute");
+      {
+        Inference inference = engine.begin_inference();
+        (void)inference.acquire(UnitId{0}, stream);
+        if (rank == 0) {
+          device->launch(stream.id(), [] { throw std::runtime_error("out of cheese"); });
+          EXPECT_THROW(device->synchronize(stream.id()), std::runtime_error);
+        }
+      }
+      EXPECT_ANY_THROW((void)engine.begin_inference()) << "rank " << rank;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
