@@ -55,8 +55,8 @@ class Adam(DetachedOptimizer):
         if bool(group.get("decoupled_weight_decay", self._is_decoupled)) != self._is_decoupled:
             raise ArgumentError("decoupled_weight_decay=True, as in a state_dict() of AdamW, is AdamW: use sluice_offload.optim.AdamW"
                                 if not self._is_decoupled else
-                                "decoupled_weight_decay=False, as in a state_dict() of Adam, is Adam, whose decay is a part of the gradient: "
-                                "use sluice_offload.optim.Adam. To go on with AdamW, set it to True in the state_dict's param_groups")
+                                "decoupled_weight_decay=False, as in a state_dict() of Adam, is Adam, whose decay is in the gradient: use "
+                                "sluice_offload.optim.Adam. To go on with AdamW, set it to True in the state_dict's param_groups")
 
     def _hyperparameters(self, group: "dict[str, Any]", step: int) -> "dict[str, float]":
         beta1, beta2 = group["betas"]

@@ -397,7 +397,8 @@ def fsdp_tp(folder):
     compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
 
 
-CASES = {2: (ddp, ddp_state, disagreement, misplaced, flat, two_meshes, fsdp, reshard, switched, tp), 4: (ddp, ddp_state, two_meshes, hsdp, fsdp_tp)}
+CASES = {2: (ddp, ddp_state, disagreement, misplaced, flat, two_meshes, fsdp, reshard, switched, tp),
+         4: (ddp, ddp_state, two_meshes, hsdp, fsdp_tp)}
 # torch 2.6's own FSDP2 fails in forward on the CPU, whose streams record no events there.
 FSDP_RUNS = hasattr(torch.cpu.Stream, "record_event")
 OF_FSDP = (flat, fsdp, reshard, switched, hsdp, fsdp_tp)
