@@ -10,6 +10,7 @@
 
 #include <sluice/error.h>
 #include "cpu_optim/optimizer_options.h"
+#include "engine/config/micro_batch_limit.h"
 
 namespace sluice {
 namespace {
@@ -19,6 +20,14 @@ constexpr std::uint32_t kSaveBuffersMax = 16;
 // Within these, neither the scaled gradients of an ordinary model nor the inverse become denormal.
 constexpr double kStaticScaleMin = 0x1p-64;
 constexpr double kStaticScaleMax = 0x1p64;
+// As the schema says.
+constexpr std::uint32_t kOptimizerLanesMax = 65536;
+constexpr unsigned kThreadsMax = 4096;
+constexpr std::uint64_t kBlockElementsLimit = std::uint64_t{1} << 28;
+constexpr double kWeightMax = 1e15;
+constexpr double kScaleMinimumMax = 1e38;
+constexpr double kRankTimeoutMin = 0.1;
+constexpr double kRankTimeoutMax = 86400;
 bool is_static_scale(double scale) {
   return scale == 0 || (scale >= kStaticScaleMin && scale <= kStaticScaleMax);
 }
@@ -147,6 +156,28 @@ void require(bool condition, const char* member, const std::string& rule) {
   if (!condition) throw Error(ErrorCode::kConfig, fmt::format("Config::{}: {}", member, rule));
 }
 
+void validate_loss_scale(const LossScaleOptions& scale) {
+  require(is_static_scale(scale.static_scale), "precision.loss_scale.static_scale",
+          fmt::format("{} is neither 0 nor in {}..{} (2^-64..2^64), beyond which gradients or the "
+                      "factor that takes the scale out again lose bits",
+                      scale.static_scale, kStaticScaleMin, kStaticScaleMax));
+  require(scale.window >= 1 && scale.hysteresis >= 1 && scale.initial_scale_power <= 32 &&
+              scale.minimum >= 0 && scale.minimum <= kScaleMinimumMax,
+          "precision.loss_scale",
+          fmt::format("window is {} and hysteresis {}, and both must be at least 1; "
+                      "initial_scale_power is {}, and must be at most 32; minimum is {}, and must "
+                      "be in 0..{}",
+                      scale.window, scale.hysteresis, scale.initial_scale_power, scale.minimum,
+                      kScaleMinimumMax));
+}
+
+void validate_sharding(const Config::Sharding& sharding) {
+  require(sharding.stage <= 3, "sharding.stage", fmt::format("{} is not in 0..3", sharding.stage));
+  require(sharding.timeout_s >= kRankTimeoutMin && sharding.timeout_s <= kRankTimeoutMax,
+          "sharding.timeout_s",
+          fmt::format("{} is not in {}..{}", sharding.timeout_s, kRankTimeoutMin, kRankTimeoutMax));
+}
+
 void validate_storage(const Config::Storage& storage) {
   require(!storage.paths.empty(), "storage.paths", "must name at least one folder");
   require(storage.weights.empty() || storage.weights.size() == storage.paths.size(),
@@ -154,8 +185,8 @@ void validate_storage(const Config::Storage& storage) {
           fmt::format("{} weights for {} paths; each needs one", storage.weights.size(),
                       storage.paths.size()));
   for (const double weight : storage.weights)
-    require(weight > 0 && std::isfinite(weight), "storage.weights",
-            fmt::format("{} is not positive and finite", weight));
+    require(weight > 0 && weight <= kWeightMax, "storage.weights",
+            fmt::format("{} is not positive and at most {}", weight, kWeightMax));
   require(storage.weights.empty() || storage.calibration.empty(), "storage.calibration",
           "cannot be given beside storage.weights");
   require(storage.queue_depth >= 1 && storage.queue_depth <= 4096, "storage.queue_depth",
@@ -168,8 +199,9 @@ void validate_storage(const Config::Storage& storage) {
           fmt::format("{} is not in 0..86400", storage.timeout_s));
   if (storage.block_elements) {
     const std::uint64_t count = *storage.block_elements;
-    require(count >= 4096 && count % 4096 == 0, "storage.block_elements",
-            fmt::format("{} is not a multiple of 4096", count));
+    require(count >= 4096 && count % 4096 == 0 && count <= kBlockElementsLimit,
+            "storage.block_elements",
+            fmt::format("{} is not a multiple of 4096 in 4096..{}", count, kBlockElementsLimit));
   }
 }
 
@@ -281,8 +313,9 @@ void validate(const Config& config) {
           "optimizer.overlap",
           "eager updates before the last gradient is known, so it needs clip_norm 0 and non_finite "
           "stop; choose speculative, deferred or auto");
-  require(!config.optimizer.lanes || *config.optimizer.lanes >= 1, "optimizer.lanes",
-          "must be at least 1");
+  const std::uint32_t lanes = config.optimizer.lanes.value_or(1);
+  require(lanes >= 1 && lanes <= kOptimizerLanesMax, "optimizer.lanes",
+          fmt::format("{} is not in 1..{}", lanes, kOptimizerLanesMax));
   require(config.optimizer.lazy_max >= 1, "optimizer.lazy_max", "must be at least 1");
   const Config::Placement& placement = config.placement;
   const auto may_be_on_device = [](TierChoice choice) {
@@ -293,22 +326,16 @@ void validate(const Config& config) {
           "placement.optimizer",
           "device updates parameters and reads gradients where they are, so placement.parameters "
           "and placement.gradients must be auto or device, too");
-  const LossScaleOptions& scale = config.precision.loss_scale;
-  require(is_static_scale(scale.static_scale), "precision.loss_scale.static_scale",
-          fmt::format("{} is neither 0 nor in {}..{} (2^-64..2^64), beyond which gradients or the "
-                      "factor that takes the scale out again lose bits",
-                      scale.static_scale, kStaticScaleMin, kStaticScaleMax));
-  require(scale.window >= 1 && scale.hysteresis >= 1 && scale.initial_scale_power <= 32 &&
-              scale.minimum >= 0,
-          "precision.loss_scale",
-          "window and hysteresis must be at least 1, initial_scale_power at most 32, minimum at "
-          "least 0");
+  validate_loss_scale(config.precision.loss_scale);
   require(!config.precision.scale_moves() || config.optimizer.overlap != OverlapPolicy::kEager,
           "optimizer.overlap",
           "eager updates before an overflow is known, so it needs a static loss scale");
-  require(config.sharding.stage <= 3, "sharding.stage",
-          fmt::format("{} is not in 0..3", config.sharding.stage));
-  require(config.activations.micro_batches >= 1, "activations.micro_batches", "must be at least 1");
+  const std::uint32_t micro_batches = config.activations.micro_batches;
+  require(micro_batches >= 1 && micro_batches <= kMicroBatchesMax, "activations.micro_batches",
+          fmt::format("{} is not in 1..{}", micro_batches, kMicroBatchesMax));
+  require(config.threads <= kThreadsMax, "threads",
+          fmt::format("{} is not in 0..{}", config.threads, kThreadsMax));
+  validate_sharding(config.sharding);
   validate_storage(config.storage);
 }
 

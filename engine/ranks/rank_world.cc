@@ -134,7 +134,11 @@ NcclId RankWorld::Parts::share_id() {
 }
 
 RankWorld::RankWorld(const RankWorldOptions& options) : parts_(std::make_unique<Parts>(options)) {
-  if (are_several()) parts_->connect();
+  if (!are_several()) return;
+  Config config;  // the engine checks its own only when the ranks have met
+  config.sharding = options.sharding;
+  validate(config);
+  parts_->connect();
 }
 
 RankWorld::~RankWorld() = default;

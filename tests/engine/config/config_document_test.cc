@@ -290,6 +290,31 @@ TEST(ConfigValidation, ValuesOutOfRangeAreRefusedByName) {
   names("memory.save_buffers", [](Config& c) { c.memory.save_buffers = 17; });
 }
 
+// The limits of the schema, which a file cannot pass.
+TEST(ConfigValidation, LimitsOfTheSchemaHoldInCodeToo) {
+  const auto names = [](std::string_view member, const auto& change) {
+    Config config;
+    change(config);
+    const std::string words = test::expect_error(ErrorCode::kConfig, [&] { validate(config); });
+    EXPECT_NE(words.find(member), std::string::npos) << words;
+  };
+  for (const double bad : {-1.0, 0.0, 0.09, 86401.0, std::nan("")})
+    names("sharding.timeout_s", [&](Config& c) { c.sharding.timeout_s = bad; });
+  for (const std::uint32_t bad : {65537u, UINT32_MAX}) {
+    names("optimizer.lanes", [&](Config& c) { c.optimizer.lanes = bad; });
+    names("activations.micro_batches", [&](Config& c) { c.activations.micro_batches = bad; });
+  }
+  names("storage.block_elements",
+        [](Config& c) { c.storage.block_elements = std::uint64_t{1} << 63; });
+  names("storage.weights", [](Config& c) { c.storage.weights = {1e16}; });
+  names("precision.loss_scale", [](Config& c) { c.precision.loss_scale.minimum = 1e39; });
+  names("threads", [](Config& c) { c.threads = 4097; });
+  Config most;
+  most.sharding.timeout_s = 0.1;
+  most.optimizer.lanes = most.activations.micro_batches = 65536;
+  EXPECT_NO_THROW(validate(most));
+}
+
 TEST(ConfigValidation, AUnitMayMissAtLeastOneUpdate) {
   Config config;
   config.storage.paths = {"/tmp"};

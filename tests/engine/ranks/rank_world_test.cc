@@ -102,6 +102,12 @@ TEST_F(RankWorldTest, HostsThatAddByNcclAreRefused) {
           {"sharding.reduction", "\"nccl\"", "\"exact\""});
 }
 
+TEST_F(RankWorldTest, AWaitThatCannotBeIsRefused) {
+  launch_over_the_fake("");
+  refused(ErrorCode::kConfig, {.sharding = {.timeout_s = 0}, .mpi_library = FAKE_MPI},
+          {"sharding.timeout_s", "0 is not in 0.1..86400"});
+}
+
 TEST_F(RankWorldTest, AMissingLibraryIsNamed) {
   launch_by_mpirun();
   refused(ErrorCode::kUnsupported, {.mpi_library = "/none/libsluice_mpi.so"},
