@@ -78,12 +78,16 @@ std::uint64_t AnnouncedUses::read_bytes() const {
 }
 
 std::uint64_t AnnouncedUses::update_bytes() const {
-  if (!placement_.skips_untouched && !placement_.is_lazy) return 0;
-  const std::vector<bool> is_updated = updated_units(layout_, placement_, schedule_);
+  const std::vector<bool> have_gradients = units_with_gradients(layout_, schedule_);
   std::uint64_t bytes = gradient_spill_bytes(layout_, placement_, schedule_);
   for (const UnitPlace& unit : layout_.units()) {
-    if (is_updated[index_of(unit.id)] && placement_.may_stay(unit))
+    if (!have_gradients[index_of(unit.id)]) continue;
+    if (placement_.may_stay(unit)) {
       bytes += nvme_update_bytes(layout_, placement_, unit.id);
+    } else {
+      // The first gradient takes the place of the zeros of which the prediction knows.
+      bytes -= nvme_gradient_bytes(layout_, placement_, unit.id);
+    }
   }
   return bytes;
 }

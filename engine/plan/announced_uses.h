@@ -41,10 +41,11 @@ class AnnouncedUses {
   const WindowPlan& window() const { return window_; }
   // Returns the number of bytes that are fetched from storage for all uses.
   std::uint64_t read_bytes() const;
-  // Some units are updated only because of announced uses. The function returns the bytes that the
-  // update reads from storage for these units, including the bytes of their gradients. The update
-  // writes the same number of bytes. The result is 0, unless steps skip unused units
-  // (Placement::skips_untouched) or update unused units late (Placement::is_lazy).
+  // Returns the bytes that the step reads from storage because of announced uses in backward,
+  // beside those of read_bytes() and of predict_step_traffic(). The step writes the same number of
+  // bytes. If gradients wait on storage, each further gradient of a unit counts. If steps skip
+  // unused units (Placement::skips_untouched) or update them late (Placement::is_lazy), the first
+  // gradient and the update of a used unit count, too.
   std::uint64_t update_bytes() const;
 
  private:

@@ -57,14 +57,39 @@ std::vector<bool> updated_units(const Layout& layout, const Placement& placement
   return is_updated;
 }
 
+std::uint64_t nvme_gradient_bytes(const Layout& layout, const Placement& placement, UnitId unit) {
+  if (layout.unit(unit).is_frozen || placement.gradient_tier[index_of(unit)] != Tier::kNvme)
+    return 0;
+  std::uint64_t bytes = 0;
+  for (const BlockPlace& block : layout.blocks_of(unit))
+    bytes += layout.gradient_slot_bytes(block.id);
+  return bytes;
+}
+
+std::vector<bool> units_with_gradients(const Layout& layout, const Schedule& schedule) {
+  std::vector<bool> have_gradients(layout.units().size(), false);
+  for (const ScheduledUse& use : schedule) {
+    if (use.pass == Pass::kBackward) have_gradients[index_of(use.unit)] = true;
+  }
+  return have_gradients;
+}
+
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule) {
   std::uint64_t bytes = 0;
   for (const ScheduledUse& use : schedule) {
-    if (use.pass != Pass::kBackward || placement.gradient_tier[index_of(use.unit)] != Tier::kNvme)
-      continue;
-    for (const BlockPlace& block : layout.blocks_of(use.unit))
-      bytes += layout.gradient_slot_bytes(block.id);
+    if (use.pass == Pass::kBackward) bytes += nvme_gradient_bytes(layout, placement, use.unit);
+  }
+  return bytes;
+}
+
+std::uint64_t zero_spill_bytes(const Layout& layout, const Placement& placement,
+                               const Schedule& schedule) {
+  const std::vector<bool> have_gradients = units_with_gradients(layout, schedule);
+  std::uint64_t bytes = 0;
+  for (const UnitPlace& unit : layout.units()) {
+    if (!have_gradients[index_of(unit.id)] && !placement.may_stay(unit))
+      bytes += nvme_gradient_bytes(layout, placement, unit.id);
   }
   return bytes;
 }
@@ -91,7 +116,8 @@ Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
   traffic.nvme_read_bytes_least =
       placement.kept_slots == 0 ? traffic.nvme_read_bytes : record_bytes;
   // Every gradient except a unit's first is added to the stored sum, and the update reads the sum.
-  traffic.gradient_spill_bytes = gradient_spill_bytes(layout, placement, schedule);
+  traffic.gradient_spill_bytes = gradient_spill_bytes(layout, placement, schedule) +
+                                 zero_spill_bytes(layout, placement, schedule);
   traffic.nvme_write_bytes += traffic.gradient_spill_bytes;
   traffic.nvme_read_bytes += traffic.gradient_spill_bytes;
   traffic.nvme_read_bytes_least += traffic.gradient_spill_bytes;

@@ -44,6 +44,12 @@ std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placem
 // of bytes.
 std::uint64_t nvme_update_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
+// The bytes of one gradient of `unit` that waits on storage.
+std::uint64_t nvme_gradient_bytes(const Layout& layout, const Placement& placement, UnitId unit);
+
+// The result says for each unit whether `schedule` uses the unit in backward.
+std::vector<bool> units_with_gradients(const Layout& layout, const Schedule& schedule);
+
 // The result says for each unit whether a step that follows `schedule` updates the unit.
 std::vector<bool> updated_units(const Layout& layout, const Placement& placement,
                                 const Schedule& schedule);
@@ -54,6 +60,12 @@ std::vector<bool> updated_units(const Layout& layout, const Placement& placement
 // backward use has written. The update reads the final sum.
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule);
+
+// Returns the number of bytes of zeros that a step writes to storage, where they wait as gradients.
+// The step reads the same number of bytes. Zeros are the gradients of units that get none in
+// backward, such as announced units that a step does not use, if the update changes these units.
+std::uint64_t zero_spill_bytes(const Layout& layout, const Placement& placement,
+                               const Schedule& schedule);
 
 // The traffic of one step. The traffic is the sum of three parts. The first part is the bytes of
 // all fetches of `plan`. The second part is the state of each updated block, which is read once and

@@ -296,7 +296,9 @@ class SLUICE_EXPORT Engine {
   const Layout& layout() const;
   const Placement& placement() const;
   // Returns the storage traffic of one step with `micro_batches` micro-batches. Under the serial
-  // policy, the numbers are exact. Under every other policy, the numbers are bounds.
+  // policy, the numbers are exact. Under every other policy, the numbers are bounds. Announced uses
+  // are not known beforehand: StepReport::announced_read_bytes and announced_update_bytes count
+  // what they add.
   Traffic predicted_traffic(std::uint32_t micro_batches,
                             MicroBatchOrder order = MicroBatchOrder::kHorizontal);
   // Returns the mean time of computation for one use of each unit. The times are measured on the

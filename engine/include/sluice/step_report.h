@@ -158,12 +158,13 @@ struct StepReport {
   // according to the plan. Engine::predicted_traffic() includes neither these uses nor these bytes.
   std::uint32_t announced_uses = 0;
   std::uint64_t announced_read_bytes = 0;
-  // These counts matter only if optimizer.untouched is "skip" or "lazy":
+  // These counts matter if optimizer.untouched is "skip" or "lazy":
   // - untouched_units counts the units that no rank has used in backward. The step's update does
   //   not change such units.
   // - announced_update_bytes counts the bytes that the update of announced units reads from
   //   storage. The update writes the same number of bytes. Engine::predicted_traffic() does not
-  //   include these bytes.
+  //   include these bytes. With "update", the number counts only if gradients wait on storage: a
+  //   unit's gradients of a step, except the first one, are added there.
   // - With "lazy", late_update_bytes counts the bytes that were read to make up for missed updates.
   //   The late updates wrote the same number of bytes.
   std::uint32_t untouched_units = 0;

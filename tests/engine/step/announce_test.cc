@@ -147,6 +147,34 @@ TEST_F(AnnounceTest, ExpertsThatStayAreReadOnce) {
   }
 }
 
+// Gradients that wait on storage: those of announced units come there whether or not a step uses
+// the units, and each further use of a unit is one more sum.
+TEST_F(AnnounceTest, GradientsOnStorageMoveWhatIsPredicted) {
+  config_.placement.gradients = TierChoice::kNvme;
+  config_.optimizer.overlap = OverlapPolicy::kSerial;
+  ToyOptions options = routed_options(7);
+  options.micro_batches = 3;
+  const ToyResult result = run_toy(config_, options);
+  EXPECT_TRUE(same_training(result, toy_oracle(config_, options)));
+  std::uint64_t further_bytes = 0;
+  for (const StepReport& report : result.reports) {
+    EXPECT_EQ(report.nvme_write_bytes,
+              result.predicted.nvme_write_bytes + report.announced_update_bytes);
+    EXPECT_EQ(report.nvme_read_bytes, result.predicted.nvme_read_bytes +
+                                          report.announced_read_bytes +
+                                          report.announced_update_bytes);
+    further_bytes += report.announced_update_bytes;
+  }
+  EXPECT_GT(further_bytes, 0u) << "some experts come in two micro-batches";
+  options.change = {};  // no announced unit
+  const ToyResult plain = run_toy(config_, options);
+  for (const StepReport& report : plain.reports) {
+    EXPECT_EQ(report.announced_update_bytes, 0u);
+    EXPECT_EQ(report.nvme_write_bytes, plain.predicted.nvme_write_bytes);
+    EXPECT_EQ(report.nvme_read_bytes, plain.predicted.nvme_read_bytes);
+  }
+}
+
 TEST_F(AnnounceTest, RandomRoutesUnderDelays) {
   side_by_side(seeds_of(campaign(25)), [&](std::uint64_t seed) {
     Config config = config_;
