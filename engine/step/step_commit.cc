@@ -88,12 +88,12 @@ StepLoop::Committed StepLoop::committed() {
 void StepLoop::lend_buffers() {
   scheduler_.run([this] { pass_.catch_up(); });
   drain();
-  traffic_.pause();
+  counts_.pause();
   scheduler_.run([this] { slots_.drop_kept(); });
 }
 
 void StepLoop::return_buffers() {
-  traffic_.resume();
+  counts_.resume();
 }
 
 void StepLoop::prepare_save() {

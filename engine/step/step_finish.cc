@@ -99,13 +99,14 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
     report.buffers = scheduler_.pools().take();
   });
   describe_times(timeline_.finish(begin_ns, work), report);
+  report.times.work_before = counts_.take_work_before();
   describe(report);
   cursor_.end(/*is_example=*/true);
   return report;
 }
 
 void StepLoop::describe(StepReport& report) {
-  report.drives = traffic_.take();
+  report.drives = counts_.take_traffic();
   for (const DriveTraffic& drive : report.drives) {
     report.nvme_read_bytes += drive.read_bytes;
     report.nvme_write_bytes += drive.write_bytes;

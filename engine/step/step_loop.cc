@@ -28,7 +28,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       versions_(parts.versions),
       update_policy_(parts.config.optimizer, parts.placement.shadow_bytes != 0),
       scaler_(parts.config.precision.loss_scale),
-      traffic_(parts.queue, parts.config.storage.paths.size()),
+      counts_(parts.queue, parts.config.storage.paths.size(), parts.scheduler),
       cursor_(parts.model, parts.layout, parts.placement),
       math_(parts.placement.uses_device_math() ? make_device_math(parts.device) : nullptr),
       slots_(parts.placement, parts.tiers, parts.store, parts.scheduler,
@@ -107,7 +107,7 @@ void StepLoop::begin_step(const StepOptions& options) {
 void StepLoop::begin_inference() {
   drain();
   throw_if_active();
-  traffic_.pause();
+  counts_.pause();
   cursor_.begin_inference();
   begin();
 }
@@ -163,7 +163,7 @@ void StepLoop::begin() {
   const bool reduces_each =
       reduces_each_use(ranks_.shard(), terms_.options().micro_batches, terms_.options().order);
   scheduler_.run([&] {
-    (void)scheduler_.work().take();
+    counts_.count_work_before();
     scheduler_.pools().enter(StepPhase::kForward);
     home_leases_.begin();
     drain_.begin(step_ + 1, reduces_each);
@@ -351,7 +351,7 @@ void StepLoop::abandon() noexcept {
   if (ranks_.are_several() && !cursor_.is_inference())
     failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());
   lease_ends_.await(device_);  // the window's bytes may be overwritten next
-  if (cursor_.is_inference()) traffic_.resume();
+  if (cursor_.is_inference()) counts_.resume();
   cursor_.end(/*is_example=*/cursor_.is_inference());
 }
 

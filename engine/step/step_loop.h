@@ -35,6 +35,7 @@
 #include "engine/step/loss_scaler.h"
 #include "engine/step/reduction_order.h"
 #include "engine/step/schedule_cursor.h"
+#include "engine/step/step_counts.h"
 #include "engine/step/step_failure.h"
 #include "engine/step/step_terms.h"
 #include "engine/store/unit_versions.h"
@@ -218,7 +219,7 @@ class StepLoop {
   const UnitVersions& versions_;
   UpdatePolicy update_policy_;
   LossScaler scaler_;
-  TrafficMeter traffic_;
+  StepCounts counts_;
   ScheduleCursor cursor_;
   bool has_changed_ = false;          // scheduler's thread only
   std::unique_ptr<DeviceMath> math_;  // null if the device updates nothing

@@ -202,19 +202,20 @@ class TrainRun {
       const std::uint64_t step = steps_ended_;
       const auto begin = std::chrono::steady_clock::now();
       trainer_->set_finish_options(checkpoints_.finish_options(step + 1));
+      limits_.step_begins();
       const TrainedStep trained = trainer_->train_step(step);
-      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-      record_.steps.push_back(
-          record_of(config_, trained, step, time.count(), engine_.rank_count(), peak_flops_));
-      record_.steps.back().loss = mean_over_ranks(trained.loss);
-      raise_marks(record_.buffers, trained.report.buffers);
-      publisher_.step_ended(record_.steps.back(), trained.report);
       limits_.note(trained.report);
-      watch_.step_ended(record_.steps.back());
-      log_.add(record_.steps.back());
-      if (log_.is_due(record_.steps.back()) || step + 1 == config_.steps)
-        progress.show(record_.steps.back());
-      watch_.tell(record_.steps.back());
+      if (watch_.evaluates_after(step + 1)) engine_.drain();
+      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+      StepRecord& record = record_.steps.emplace_back(
+          record_of(config_, trained, step, time.count(), engine_.rank_count(), peak_flops_));
+      record.loss = mean_over_ranks(trained.loss);
+      raise_marks(record_.buffers, trained.report.buffers);
+      publisher_.step_ended(record, trained.report);
+      watch_.step_ended(record);
+      log_.add(record);
+      if (log_.is_due(record) || step + 1 == config_.steps) progress.show(record);
+      watch_.tell(record, log_.is_due(record));
       for (const std::string& note : trained.report.notes) warn("{}\n", note);
       checkpoints_.step_ended(engine_, ++steps_ended_);
       record_.interrupted = is_to_end();

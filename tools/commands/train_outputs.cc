@@ -1,5 +1,7 @@
 #include "tools/commands/train_outputs.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <filesystem>
 
@@ -19,13 +21,13 @@ std::string trace_file_of(const TrainConfig& config, std::uint32_t rank) {
 }
 
 // The folder is made, as for checkpoints.
-std::string event_file_of(const TrainOptions& options, OutputFiles& files) {
+std::string event_file_of(const TrainOptions& options, OutputFiles& files,
+                          TrainOutputs::MadeFolders& made) {
   const std::string& folder = options.watch.tensorboard_folder;
   if (folder.empty()) return {};
   files.reserve("--tensorboard",
                 folder);  // before it is there, so that no other output has its place
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  made.make(folder);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return (std::filesystem::path(folder) /
           event_file_name(std::chrono::duration<double>(now).count()))
@@ -46,6 +48,19 @@ void add_resumed_folders(OutputFiles& files, const std::string& folder) {
 
 }  // namespace
 
+void TrainOutputs::MadeFolders::make(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::path path;
+  for (const std::filesystem::path& part : std::filesystem::path(folder)) {
+    path /= part;
+    if (std::filesystem::create_directory(path, error)) paths.push_back(path.string());
+  }
+}
+
+TrainOutputs::MadeFolders::~MadeFolders() {
+  for (auto path = paths.rbegin(); path != paths.rend(); ++path) (void)::rmdir(path->c_str());
+}
+
 TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& config,
                            const TrainRanks& ranks)
     : save(add("--save", options.save_file, ranks)),
@@ -53,7 +68,7 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
       csv(add("--csv", options.csv_file, ranks)),
       json_lines(add("--json-lines", options.json_lines_file, ranks)),
       trace(files.add("--trace", trace_file_of(config, ranks.rank()), OutputMode::kPrivate)),
-      events(add("--tensorboard", event_file_of(options, files), ranks)) {
+      events(add("--tensorboard", event_file_of(options, files, made), ranks)) {
   files.add_input("the config", options.config_file);
   files.add_input("the text", config.data_file);
   files.add_input("the tokenizer", config.tokenizer);

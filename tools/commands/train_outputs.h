@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tools/cli/output_file.h"
 #include "tools/commands/train_command.h"
@@ -26,6 +27,19 @@ struct TrainOutputs {
   // Fails with kInput if two of the paths lead to the same file.
   void compare_with_tokens(const TrainConfig& config);
 
+  // Folders that were made for an output. The destructor removes those that are still empty: those
+  // of a run that was refused.
+  struct MadeFolders {
+    MadeFolders() = default;
+    MadeFolders(const MadeFolders&) = delete;
+    MadeFolders& operator=(const MadeFolders&) = delete;
+    ~MadeFolders();
+    void make(const std::string& folder);
+
+    std::vector<std::string> paths;  // outer folders first
+  };
+
+  MadeFolders made;  // first: it ends after the files in the folders
   OutputFiles files;
   OutputFile& save;
   OutputFile& json;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -85,12 +86,16 @@ std::optional<double> TrainWatch::validation_loss(std::uint64_t steps) {
   return validation_loss_;
 }
 
+bool TrainWatch::evaluates_after(std::uint64_t step) const {
+  return is_due(step, options_.validate_every) || is_due(step, options_.sample_every);
+}
+
 void TrainWatch::step_ended(StepRecord& record) {
   if (is_due(record.step, options_.validate_every))
     record.validation_loss = validation_loss(record.step);
 }
 
-void TrainWatch::tell(const StepRecord& record) {
+void TrainWatch::tell(const StepRecord& record, bool is_logged) {
   std::string text;
   if (is_due(record.step, options_.sample_every)) text = sample(record.step);
   if (!is_quiet_ && record.validation_loss)
@@ -98,6 +103,7 @@ void TrainWatch::tell(const StepRecord& record) {
         *record.validation_loss);
   if (!is_quiet_ && !text.empty()) say("step {:>5}: sample: {}\n", record.step, text);
   flush_said();
+  if (evaluates_after(record.step)) publisher_.enter(RunPhase::kTraining, record.step);
   if (!events_.is_wanted()) return;
   std::vector<EventScalar> scalars{
       {"train/loss", static_cast<float>(record.loss)},
@@ -111,7 +117,9 @@ void TrainWatch::tell(const StepRecord& record) {
   if (const auto share = record.mfu()) scalars.push_back({"speed/mfu", static_cast<float>(*share)});
   if (record.validation_loss)
     scalars.push_back({"validation/loss", static_cast<float>(*record.validation_loss)});
-  append_events(event_of_scalars(wall_time_s(), record.step, scalars));
+  pending_event_ = event_of_scalars(wall_time_s(), record.step, scalars);
+  if (!is_logged && !record.validation_loss && text.empty()) return;
+  append_events(std::exchange(pending_event_, {}));
   if (!text.empty())
     append_events(event_of_text(wall_time_s(), record.step, "sample", valid_utf8(text)));
 }
@@ -153,6 +161,7 @@ void TrainWatch::append_events(const std::string& record) {
 }
 
 void TrainWatch::finish(std::uint64_t steps, std::optional<double> validation_loss) {
+  if (!pending_event_.empty()) append_events(std::exchange(pending_event_, {}));
   if (validation_loss && !is_due(steps, options_.validate_every)) {
     const EventScalar scalar{"validation/loss", static_cast<float>(*validation_loss)};
     append_events(event_of_scalars(wall_time_s(), steps, {&scalar, 1}));

@@ -54,19 +54,24 @@ class TrainWatch {
   void begin();
   void accept() noexcept { events_.accept(); }
 
+  // Returns whether step_ended() or tell() evaluates the model after `step` steps. An evaluation
+  // waits for the update, which is still a part of the step's time.
+  bool evaluates_after(std::uint64_t step) const;
+
   // Must be called after each step, before the record of the step is written. Computes the
   // validation loss if a validation is due.
   void step_ended(StepRecord& record);
-  // Must be called after the step has been printed. Prints the validation loss, and writes the
-  // step's events. If a sample is due, the call also draws and prints a sample.
-  void tell(const StepRecord& record);
+  // Must be called after the step has been printed. Prints the validation loss. If a sample is due,
+  // the call also draws and prints a sample. Writes the step's events if `is_logged` is true, and
+  // also if there is a validation loss or a sample.
+  void tell(const StepRecord& record, bool is_logged);
 
   // Returns the mean cross-entropy on the validation part of the data after `steps` steps. Returns
   // nothing if the run has been asked to stop.
   std::optional<double> validation_loss(std::uint64_t steps);
   const std::vector<TokenBatch>& validation_batches();
 
-  // Adds the last validation loss of the run to the event file.
+  // Adds the last step and the last validation loss of the run to the event file.
   // Fails with the first error that occurred when the event file was written.
   void finish(std::uint64_t steps, std::optional<double> validation_loss);
 
@@ -87,6 +92,7 @@ class TrainWatch {
   std::vector<TokenBatch> batches_;
   std::uint64_t validated_steps_ = 0;
   std::optional<double> validation_loss_;  // the loss after `validated_steps_` steps
+  std::string pending_event_;              // of the last step, if it was not logged
   std::exception_ptr events_failure_;
 };
 

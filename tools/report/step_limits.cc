@@ -38,31 +38,35 @@ LimitMeter::LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micr
 
 void LimitMeter::note(const StepReport& report) {
   policy_ = report.policy;
+  const TraceCounts now = trace_counts();
   if (++steps_ == 1) {
-    begin_ = trace_counts();
+    first_ = now;
     return;
   }
   storage_bytes_ += report.nvme_read_bytes + report.nvme_write_bytes;
-  const WorkTimes& work = report.times.work;
-  for (std::size_t i = 0; i < kWorkCount; ++i) work_.busy_ns[i] += work.busy_ns[i];
+  storage_busy_ns_ +=
+      report.times.work.busy(Work::kStorage) + report.times.work_before.busy(Work::kStorage);
+  // Evaluations copy, too.
+  constexpr auto kCopy = static_cast<std::size_t>(TraceKind::kCopyToDevice);
+  copied_bytes_ += now[kCopy].size_bytes - begin_[kCopy].size_bytes;
+  copy_busy_ns_ += report.times.work.busy(Work::kCopyUp);
 }
 
 Rates LimitMeter::rates() const {
   const StateFormat& format = engine_.layout().format();
+  // Only updates have these, so the counters are theirs, in steps and between them.
   const TraceCounts counts = trace_counts();
-  const auto size_bytes = [&](TraceKind kind) {
+  const auto rate_in = [&](TraceKind kind, double bytes_each) {
     const auto index = static_cast<std::size_t>(kind);
-    return static_cast<double>(counts[index].size_bytes - begin_[index].size_bytes);
-  };
-  const auto busy_ns = [&](TraceKind kind) {
-    const auto index = static_cast<std::size_t>(kind);
-    return static_cast<std::int64_t>(counts[index].busy_ns - begin_[index].busy_ns);
+    return rate_of(
+        static_cast<double>(counts[index].size_bytes - first_[index].size_bytes) / bytes_each,
+        static_cast<std::int64_t>(counts[index].busy_ns - first_[index].busy_ns));
   };
   Rates rates;
   // Reads and writes share the time in which either was under way.
   rates.duplex = Duplex::kHalf;
   rates.read_bytes_per_second = rates.write_bytes_per_second =
-      rate_of(static_cast<double>(storage_bytes_), work_.busy(Work::kStorage));
+      rate_of(static_cast<double>(storage_bytes_), storage_busy_ns_);
   if (is_calibrated_) {
     const Rates measured = calibrated_rates(calibration_, format);
     rates.duplex = measured.duplex;
@@ -70,13 +74,10 @@ Rates LimitMeter::rates() const {
     rates.write_bytes_per_second = measured.write_bytes_per_second;
   }
   rates.up_bytes_per_second = rates.down_bytes_per_second =
-      rate_of(size_bytes(TraceKind::kCopyToDevice), work_.busy(Work::kCopyUp));
-  const double state_bytes = format.state_bytes_per_element();
-  rates.adam_parameters_per_second =
-      rate_of(size_bytes(TraceKind::kAdam) / state_bytes, busy_ns(TraceKind::kAdam));
-  const auto gradient_bytes = static_cast<double>(format.gradient_bytes());
+      rate_of(static_cast<double>(copied_bytes_), copy_busy_ns_);
+  rates.adam_parameters_per_second = rate_in(TraceKind::kAdam, format.state_bytes_per_element());
   rates.norm_parameters_per_second =
-      rate_of(size_bytes(TraceKind::kNorm) / gradient_bytes, busy_ns(TraceKind::kNorm));
+      rate_in(TraceKind::kNorm, static_cast<double>(format.gradient_bytes()));
   rates.units = engine_.unit_times();
   return rates;
 }

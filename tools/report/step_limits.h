@@ -30,8 +30,10 @@ class LimitMeter {
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
              MicroBatchOrder order, std::string calibration, std::uint32_t commit_every = 1);
 
-  // Must be called at the end of each step. The meter ignores the first step. The first step is
-  // slower, because it touches memory for the first time.
+  // step_begins() must be called immediately before each step, and note() immediately after it.
+  // Evaluations between note() and step_begins() change no rate. The meter ignores the first step.
+  // The first step is slower, because it touches memory for the first time.
+  void step_begins() { begin_ = trace_counts(); }
   void note(const StepReport& report);
 
   // Returns nothing before the third step.
@@ -47,10 +49,13 @@ class LimitMeter {
   std::string calibration_;
   std::uint32_t commit_every_;
   bool is_calibrated_ = false;
-  TraceCounts begin_;  // counters when the first step had ended
+  TraceCounts first_;  // counters when the first step had ended
+  TraceCounts begin_;  // and when the last step began
   std::uint64_t steps_ = 0;
   std::uint64_t storage_bytes_ = 0;
-  WorkTimes work_;
+  std::int64_t storage_busy_ns_ = 0;
+  std::uint64_t copied_bytes_ = 0;
+  std::int64_t copy_busy_ns_ = 0;
   OverlapPolicy policy_{};
 };
 

@@ -80,6 +80,7 @@ Trial run_trial(TrainConfig config, unsigned steps,
   for (unsigned step = 0; step <= steps; ++step) {
     progress(step);
     const Clock::time_point step_begin = Clock::now();
+    meter.step_begins();
     meter.note(trainer->train_step(step).report);
     if (step != 0) trial.step_s.push_back(seconds_since(step_begin));
   }

@@ -41,6 +41,10 @@ struct SLUICE_EXPORT StepTimes {
   std::int64_t stall_ns = 0;
   std::int64_t stall_for_update_ns = 0;
   WorkTimes work;  // the workers' times in this step
+  // The workers' times from the end of the step before to the beginning of this step. The times of
+  // inferences are not included. So this is the rest of the last update. The traffic of a
+  // StepReport includes what the workers moved during both times.
+  WorkTimes work_before;
 
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
   // Returns the time for which storage, copies or the optimizer worked, and computation did not

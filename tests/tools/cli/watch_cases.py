@@ -87,6 +87,28 @@ class Watch(CliCase):
         self.assertTrue(events[5][1]["sample"].startswith("a"))
         self.assertEqual(events[6][1], {"validation/loss": fp32(self.read_json("run.json")["validation_loss"])})
 
+    def test_events_have_the_logged_steps(self):
+        self.run_train({**STEADY, "run.steps": 9}, "--tensorboard", "board", "--validate-every", 3, "--log-every", 4)
+        path, = glob.glob(self.path("board", "events.out.tfevents.*"))
+        self.assertEqual([step for step, _ in events_in(path)], [3, 4, 6, 8, 9])
+        self.run_train({**STEADY, "run.steps": 5}, "--tensorboard", "more", "--log-every", 4)
+        path, = glob.glob(self.path("more", "events.out.tfevents.*"))
+        self.assertEqual([step for step, _ in events_in(path)], [4, 5, 5])  # and the loss at the end
+
+    def test_a_refused_run_leaves_no_folder_of_events(self):
+        os.mkdir(self.path("there"))
+        for values, code in (({"memory.host": "1KiB", **ON_NVME}, 5), ({"data.file": "none.txt"}, 2)):
+            for folder in ("new/board", "there", "there/board"):
+                self.run_sluice("train", self.write_config(values), "--tensorboard", folder, expect=code)
+            self.assertFalse(os.path.exists(self.path("new")))
+            self.assertEqual(os.listdir(self.path("there")), [])
+
+    def test_the_update_before_an_evaluation_is_of_its_step(self):
+        """T_min and T_bound are those of training; the parts of a step that an evaluation waits for are in the step's time."""
+        run, _ = self.run_train({**STEADY, **ON_NVME, "run.steps": 6}, "--validate-every", 1, "--sample-every", 1, "--sample-tokens", 5)
+        for rate in ("read_bytes_per_second", "copy_bytes_per_second", "adam_parameters_per_second"):
+            self.assertGreater(run["limits"][rate], 0, rate)
+
     def test_rates_follow_from_tokens_operations_and_time(self):
         run, printed = self.run_train({}, "--peak-flops", "2G")
         weights = 2 * 12 * 64 * 64 + 256 * 64  # of the products: two blocks and the head
