@@ -12,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,16 +40,17 @@ bool take_page() {
 
 // A path that is too long keeps its end, which tells drives apart. Control characters would change
 // a terminal.
-std::array<char, 64> shown_path(std::string_view path) {
-  constexpr std::string_view kCut = "...";
+std::array<char, 64> shown_path(std::string_view path, const std::string& mark = {}) {
+  const std::string cut = mark + "...";
   std::array<char, 64> shown{};
   auto place = shown.begin();
-  if (path.size() >= shown.size()) {
-    path.remove_prefix(path.size() - (shown.size() - 1 - kCut.size()));
+  if (path.size() >= shown.size() || !mark.empty()) {
+    const std::size_t room = shown.size() - 1 - cut.size();
+    path.remove_prefix(path.size() - std::min(path.size(), room));
     // The rest of a character whose beginning is cut off.
     while (!path.empty() && (static_cast<unsigned char>(path.front()) & 0xc0) == 0x80)
       path.remove_prefix(1);
-    place = std::ranges::copy(kCut, place).out;
+    place = std::ranges::copy(cut, place).out;
   }
   std::ranges::transform(path, place, [](char c) {
     return static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
@@ -74,6 +76,13 @@ RunStatus begin_of(const Engine& engine) {
     status.drive_count = static_cast<std::uint32_t>(std::min(paths.size(), kStatusDrives));
     for (std::uint32_t drive = 0; drive < status.drive_count; ++drive)
       status.drives[drive].path = shown_path(paths[drive]);
+    // Ends alone may be the same; then the drives have their numbers before them.
+    const auto shown = status.drives;
+    for (std::uint32_t drive = 0; drive < status.drive_count; ++drive) {
+      if (std::ranges::count(std::span(shown).first(status.drive_count), shown[drive].path,
+                             &DriveStatus::path) > 1)
+        status.drives[drive].path = shown_path(paths[drive], std::to_string(drive));
+    }
   }
   return status;
 }
@@ -91,10 +100,12 @@ struct StatusPublisher::Parts {
     const TraceCounts now = trace_counts();
     for (std::size_t link = 0; link < kStatusLinks; ++link) {
       const auto kind = static_cast<std::size_t>(kLinkKinds[link]);
-      status.links[link] = {.size_bytes = now[kind].size_bytes - counts[kind].size_bytes,
-                            .busy_ns = now[kind].busy_ns - counts[kind].busy_ns};
+      status.links[link] = {
+          .size_bytes = counted[link].size_bytes + now[kind].size_bytes - counts[kind].size_bytes,
+          .busy_ns = counted[link].busy_ns + now[kind].busy_ns - counts[kind].busy_ns};
     }
     counts = now;
+    counted = {};
     // As the report says it: without saves, and of this engine alone.
     status.links[0].size_bytes = report.nvme_read_bytes;
     status.links[1].size_bytes = report.nvme_write_bytes;
@@ -105,10 +116,26 @@ struct StatusPublisher::Parts {
     }
   }
 
+  // The bytes that links carry outside of training are of no step.
+  void change_phase(RunPhase phase) {
+    const bool trained = status.phase == RunPhase::kTraining;
+    const bool trains = phase == RunPhase::kTraining;
+    status.phase = phase;
+    if (trained == trains) return;
+    const TraceCounts now = trace_counts();
+    for (std::size_t link = 0; link < kStatusLinks && trained; ++link) {
+      const auto kind = static_cast<std::size_t>(kLinkKinds[link]);
+      counted[link].size_bytes += now[kind].size_bytes - counts[kind].size_bytes;
+      counted[link].busy_ns += now[kind].busy_ns - counts[kind].busy_ns;
+    }
+    counts = now;
+  }
+
   StatusPage page;
   RunStatus status;
-  TraceCounts counts;                     // at the end of the last step
-  std::optional<Clock::time_point> last;  // when it ended
+  TraceCounts counts;  // at the end of the last step, or when the phase changed after it
+  std::array<LinkStatus, kStatusLinks> counted{};  // between these two
+  std::optional<Clock::time_point> last;           // when it ended
 };
 
 std::string_view name_of(RunPhase phase) {
@@ -151,7 +178,7 @@ void StatusPublisher::set_options(const StatusOptions& options) {
 
 void StatusPublisher::enter(RunPhase phase) {
   if (parts_ == nullptr) return;
-  parts_->status.phase = phase;
+  parts_->change_phase(phase);
   parts_->page.write(parts_->status);
 }
 

@@ -58,6 +58,7 @@ class SLUICE_EXPORT StatusPublisher {
   // Sets options that become known later.
   void set_options(const StatusOptions& options);
   // Publishes the phase in which the training is now. The page keeps the figures of the last step.
+  // The copies between enter() of another phase and enter() of kTraining count for no step.
   void enter(RunPhase phase);
   // Does the same as enter(RunPhase), and publishes the number of steps that have ended.
   void enter(RunPhase phase, std::uint64_t step);

@@ -17,6 +17,7 @@
 
 #include <sluice/units.h>
 
+#include "base/trace/trace.h"
 #include "engine/run/status_page.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
@@ -74,6 +75,25 @@ class StatusPublisherTest : public testing::Test {
   std::optional<Engine> engine_;
   std::optional<std::string> before_;
 };
+
+TEST_F(StatusPublisherTest, EvaluationsCountForNoStep) {
+  StatusPublisher publisher(engine(), {});
+  publisher.step_ended(train_step());
+  constexpr std::uint64_t kEvaluated = 1_GiB;
+  for (const RunPhase phase : {RunPhase::kEvaluating, RunPhase::kSaving}) {
+    publisher.enter(phase);
+    trace_span({.end_ns = 1, .size_bytes = kEvaluated, .kind = TraceKind::kCopyToDevice});
+  }
+  publisher.enter(RunPhase::kTraining);
+  publisher.step_ended(train_step());
+  const auto up = static_cast<std::size_t>(StatusLink::kCopyToDevice);
+  EXPECT_GT(status().links[up].size_bytes, 0u);
+  EXPECT_LT(status().links[up].size_bytes, kEvaluated);
+  // A program that tells of no phases.
+  trace_span({.end_ns = 1, .size_bytes = kEvaluated, .kind = TraceKind::kCopyToDevice});
+  publisher.step_ended(train_step());
+  EXPECT_GT(status().links[up].size_bytes, kEvaluated);
+}
 
 TEST_F(StatusPublisherTest, SaysWhatTheReportsSay) {
   std::optional<StatusPublisher> publisher;
@@ -193,6 +213,15 @@ TEST_F(StatusPublisherTest, PathsAreCutToThePlaceForThem) {
   const RunStatus told = status();
   EXPECT_EQ(told.drives[0].name(), "..." + std::string(59, 'y'));
   EXPECT_TRUE(told.drives[1].name().ends_with("/a?[31mb")) << told.drives[1].name();
+}
+
+TEST_F(StatusPublisherTest, PathsOfOneEndAreToldApart) {
+  const std::string end = "/" + std::string(70, 'y');
+  config_.storage.paths = {directory_.path() + "/first" + end, directory_.path() + "/second" + end};
+  for (const std::string& path : config_.storage.paths) std::filesystem::create_directory(path);
+  const StatusPublisher publisher(engine(), {});
+  EXPECT_EQ(status().drives[0].name(), "0..." + std::string(59, 'y'));
+  EXPECT_EQ(status().drives[1].name(), "1..." + std::string(59, 'y'));
 }
 
 TEST_F(StatusPublisherTest, WithoutStateOnDrivesThereAreNone) {
