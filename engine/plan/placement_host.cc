@@ -42,6 +42,18 @@ std::uint64_t largest_piece(const Layout& layout) {
   return largest;
 }
 
+std::uint32_t lanes_for_bursts(const Layout& layout, std::uint64_t largest_block, bool overlaps) {
+  const std::uint64_t record_bytes =
+      std::max(align_up(layout.format().record_bytes(largest_block), kStorageAlignBytes),
+               kStorageAlignBytes);
+  const auto least = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
+      kLaneBytesWanted / record_bytes, kLanesMinimumWanted, kLanesMaximumWanted));
+  if (!overlaps) return least;
+  std::uint32_t blocks = 0;
+  for (const UnitPlace& unit : layout.units()) blocks = std::max(blocks, unit.block_count);
+  return std::clamp(kUnitsInLanes * blocks, least, kLanesMaximumWanted);
+}
+
 }  // namespace
 
 std::optional<PlacementShortage> PlacementPlanner::plan_host() {
@@ -88,7 +100,8 @@ std::optional<PlacementShortage> PlacementPlanner::try_host(std::uint32_t buffer
   const bool parameters_may_be_host = choices_.parameters != TierChoice::kNvme;
   const bool records_may_be_host = choices_.optimizer != TierChoice::kNvme;
   fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
-  const std::uint32_t lanes_for_all = std::min(lanes_for_bursts(), buffers_most);
+  const std::uint32_t lanes_for_all =
+      std::min(lanes_for_bursts(layout_, largest_block_, pass_.overlaps), buffers_most);
   const std::uint32_t lanes_wanted = pass_.lanes.value_or(lanes_for_all);
   const std::uint32_t lanes_least = pass_.lanes.value_or(1);
   const std::uint32_t staging_wanted =
@@ -268,18 +281,6 @@ void PlacementPlanner::fill_host(bool parameters, bool records, std::uint64_t ro
           [&](BlockId block) { return layout_.record_slot_bytes(block); },
           placement_.host_record_bytes);
   take_parameters(/*frozen=*/true);
-}
-
-std::uint32_t PlacementPlanner::lanes_for_bursts() const {
-  const std::uint64_t record_bytes =
-      std::max(align_up(layout_.format().record_bytes(largest_block_), kStorageAlignBytes),
-               kStorageAlignBytes);
-  const auto least = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
-      kLaneBytesWanted / record_bytes, kLanesMinimumWanted, kLanesMaximumWanted));
-  if (!pass_.overlaps) return least;
-  std::uint32_t blocks = 0;
-  for (const UnitPlace& unit : layout_.units()) blocks = std::max(blocks, unit.block_count);
-  return std::clamp(kUnitsInLanes * blocks, least, kLanesMaximumWanted);
 }
 
 // Buffers for the present homes: parameter slots where parameters are not in RAM, lanes where

@@ -89,7 +89,6 @@ class PlacementPlanner {
   bool shrink_buffers(std::uint32_t staging, std::uint32_t lanes, std::uint32_t lanes_least);
   void clear_records();
   void fill_host(bool parameters, bool records, std::uint64_t room_bytes);
-  std::uint32_t lanes_for_bursts() const;
   void size_buffers(const HomesInUse& homes, std::uint32_t staging_slots, std::uint32_t lanes);
   std::uint64_t minimum_host_bytes(std::uint32_t lanes);
   void add_lanes();

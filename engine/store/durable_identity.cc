@@ -1,7 +1,9 @@
 #include "engine/store/durable_identity.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <iterator>
 #include <set>
 #include <span>
 #include <utility>
@@ -10,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "engine/config/setting_change.h"
 #include "engine/plan/sharding.h"
 #include "io/checksum.h"
 
@@ -59,8 +62,8 @@ std::vector<std::string> differences(const json& before,
   std::vector<std::string> all;
   for (const std::string& key : keys)
     if (value_in(was, key) != value_in(now, key))
-      all.push_back(
-          fmt::format("{} was {} and is {}", key, value_in(was, key), value_in(now, key)));
+      std::ranges::move(setting_change(key, value_in(was, key), value_in(now, key)),
+                        std::back_inserter(all));
   return all;
 }
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "engine/config/setting_change.h"
 #include "io/checksum.h"
 #include "tools/gpt/train/checkpointing.h"
 #include "tools/gpt/train/model_file.h"
@@ -104,7 +105,8 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
           "or go on with --accept-kernels",
           before, value));
     if (key == kProducts) changed_from = before;
-    const std::string change = fmt::format("{} was {} and is {}", key, before, value);
+    const std::string change =
+        fmt::format("{}", fmt::join(setting_change(key, before, value), "; "));
     // More steps, other ranks and another machine are what a run is resumed for.
     const bool is_converted = options_.converts && key == "precision.gradients";
     if (key == "run.steps" || follows_ranks(key) || key == kProducts || is_converted ||
