@@ -36,7 +36,8 @@ PeakRates peaks_of(const std::string& calibration) {
   options.is_unscaled = true;
   const Rates rates = plan_rates(options, {}).rates;
   return {.read_bytes_per_second = rates.read_bytes_per_second,
-          .write_bytes_per_second = rates.write_bytes_per_second};
+          .write_bytes_per_second = rates.write_bytes_per_second,
+          .drives = drive_rates(calibration)};
 }
 
 // "100-120", or one step.

@@ -281,6 +281,22 @@ void set_storage_rates(double read, double write, double interference, Rates& ra
   rates.write_bytes_per_second = write / scale;
 }
 
+std::vector<DriveRates> drive_rates(const std::string& io_file) {
+  const nlohmann::json document = read_json(io_file);
+  std::vector<DriveRates> drives;
+  try {
+    if (!document.contains("drives")) return {};
+    for (const nlohmann::json& drive : document.at("drives"))
+      drives.push_back({.path = drive.at("path").get<std::string>(),
+                        .read_bytes_per_second = drive.value("read", 0.0),
+                        .write_bytes_per_second = drive.value("write", 0.0)});
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("the drives of \"{}\" are damaged: {}", io_file, error.what()));
+  }
+  return drives;
+}
+
 PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) {
   if (options.is_on_host && !options.gpu_file.empty())
     throw Error(ErrorCode::kConfig,

@@ -58,6 +58,16 @@ struct PlanRates {
 // time.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
 
+// The rates at which one path of storage.paths reads and writes alone. 0 = not measured.
+struct DriveRates {
+  std::string path;
+  double read_bytes_per_second = 0;
+  double write_bytes_per_second = 0;
+};
+// Returns the rates of each path in a file of `sluice bench io`. Files of older versions have none.
+// Fails with kInput if the file cannot be read, or is damaged.
+std::vector<DriveRates> drive_rates(const std::string& io_file);
+
 // Fails with kConfig if an option is wrong, or if GPU figures are given although the host computes.
 // Fails with kInput if a file cannot be read, or lacks the figures of its benchmark.
 PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format);

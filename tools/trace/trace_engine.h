@@ -51,6 +51,7 @@ struct TracedEngine {
   std::uint32_t gradient_slots = 0;
   std::uint64_t gradient_slot_bytes = 0;
   unsigned threads = 0;
+  std::vector<std::string> storage_paths;  // one path per drive
   std::string verify;
   std::string policy;
   std::uint32_t queue_depth = 0;  // of each drive

@@ -129,9 +129,13 @@ ordered_json waits_json(const TraceAnalysis& rank, const TracedEngine& engine,
   };
   const std::vector<StepShare> steps = steady_steps(rank);
   const std::uint64_t steady_ns = steps.empty() ? 0 : steps.front().begin_ns;
+  // Waits in the cut step of a killed run are of no step that ended.
+  const bool is_cut = rank.steps().size() > 1 && rank.steps().back().is_open;
+  const std::uint64_t end_ns = is_cut ? rank.steps().back().begin_ns : UINT64_MAX;
   std::map<std::tuple<StallCause, TraceReason, bool, std::uint32_t>, Row> rows;
   for (const Stall& stall : rank.stalls()) {
-    if (stall.cause == StallCause::kEngine || stall.begin_ns < std::max(origin_ns, steady_ns))
+    if (stall.cause == StallCause::kEngine || stall.begin_ns < std::max(origin_ns, steady_ns) ||
+        stall.begin_ns >= end_ns)
       continue;
     Row& row = rows[{stall.cause, stall.record->reason, stall.is_of_pass, stall.record->unit}];
     row.is_of_pass = stall.is_of_pass;
@@ -266,6 +270,7 @@ ordered_json rank_json(const TraceAnalysis& rank, const PackedRank& packed, cons
       {"joined_us", apart_us},
       {"units", units_json(engine)},
       {"steps", steps_json(rank, origin_ns)},
+      {"steady", {first_steady(rank), first_steady(rank) + steady_steps(rank).size()}},
       {"evaluations", evaluations_json(rank, origin_ns)},
       {"lanes", lanes},
       {"resident", pack_spans(packed.resident)},

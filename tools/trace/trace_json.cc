@@ -37,10 +37,8 @@ Json json_of(const Percentiles& times) {
           {"p99.9", seconds(times.p999_ns)}};
 }
 
-Json json_of(const FlowStats& flow, const PeakRates& peaks) {
-  const double peak = flow.kind == TraceKind::kRead    ? peaks.read_bytes_per_second
-                      : flow.kind == TraceKind::kWrite ? peaks.write_bytes_per_second
-                                                       : 0;
+Json json_of(const FlowStats& flow, const TracedEngine& engine, const PeakRates& peaks) {
+  const double peak = peak_of(flow, engine, peaks);
   return {{"name", name_of(flow.key())},
           {"spans", flow.spans},
           {"size_bytes", flow.size_bytes},
@@ -51,20 +49,20 @@ Json json_of(const FlowStats& flow, const PeakRates& peaks) {
           {"moved_s", json_of(flow.device)}};
 }
 
-Json storage_json(const TraceAnalysis& rank, const TracedEngine& engine,
+Json storage_json(const TraceAnalysis& rank, const TracedEngine& engine, double all_per_day,
                   const SummaryOptions& options) {
   const std::optional<StorageBytes> bytes = storage_bytes(rank, engine);
   if (!bytes) return {};
   const bool has_ideal = engine.parameters != 0;
-  const bool has_life = options.bytes_written_rating != 0 && bytes->written_per_day != 0;
-  return {{"read_bytes_per_step", bytes->read_per_step},
-          {"ideal_read_bytes_per_step", has_ideal ? Json(bytes->ideal_read) : Json()},
-          {"written_bytes_per_step", bytes->written_per_step},
-          {"ideal_written_bytes_per_step", has_ideal ? Json(bytes->ideal_written) : Json()},
-          {"written_bytes_per_day", bytes->written_per_day},
-          {"drives_last_days", has_life ? Json(static_cast<double>(options.bytes_written_rating) /
-                                               bytes->written_per_day)
-                                        : Json()}};
+  const bool has_life = options.bytes_written_rating != 0 && all_per_day != 0;
+  return {
+      {"read_bytes_per_step", bytes->read_per_step},
+      {"ideal_read_bytes_per_step", has_ideal ? Json(bytes->ideal_read) : Json()},
+      {"written_bytes_per_step", bytes->written_per_step},
+      {"ideal_written_bytes_per_step", has_ideal ? Json(bytes->ideal_written) : Json()},
+      {"written_bytes_per_day", bytes->written_per_day},
+      {"drives_last_days",
+       has_life ? Json(static_cast<double>(options.bytes_written_rating) / all_per_day) : Json()}};
 }
 
 Json waits_json(const TraceAnalysis& rank, const TracedEngine& engine) {
@@ -86,22 +84,29 @@ Json waits_json(const TraceAnalysis& rank, const TracedEngine& engine) {
   return waits;
 }
 
-Json rank_json(const TraceAnalysis& rank, const SummaryOptions& options) {
+Json clock_json(const TraceFile& trace) {
+  if (!trace.clock_offset_ns) return {};
+  return {{"offset_s", static_cast<double>(*trace.clock_offset_ns) * 1e-9},
+          {"error_s", seconds(trace.clock_error_ns)}};
+}
+
+Json rank_json(const TraceAnalysis& rank, double all_per_day, const SummaryOptions& options) {
   const TraceFile& trace = rank.trace();
   const TracedEngine engine = engine_of(trace);
   Json flows = Json::array();
-  for (const FlowStats& flow : rank.flows()) flows.push_back(json_of(flow, options.peaks));
+  for (const FlowStats& flow : rank.flows()) flows.push_back(json_of(flow, engine, options.peaks));
   return {{"rank", trace.rank},
           {"file", trace.path},
           {"records", trace.records.size()},
           {"lost_records", trace.lost},
           {"damaged_blocks", trace.damaged_blocks},
           {"is_complete", trace.is_complete},
+          {"clock", clock_json(trace)},
           {"open_step", trace.open_step == 0 ? Json() : Json(trace.open_step)},
           {"parameters", engine.is_known ? Json(engine.parameters) : Json()},
           {"steps", rank.steps().size()},
           {"steady_steps", json_of(means_of(steady_steps(rank)))},
-          {"storage", storage_json(rank, engine, options)},
+          {"storage", storage_json(rank, engine, all_per_day, options)},
           {"flows", std::move(flows)},
           {"waits", waits_json(rank, engine)},
           {"settings", setting_advice(rank, engine)}};
@@ -130,7 +135,9 @@ std::string summary_json(const std::vector<TraceAnalysis>& ranks, const SummaryO
                {"ranks_of_the_run", slowest.trace().ranks},
                {"slowest_rank", slowest.trace().rank},
                {"ranks", Json::array()}};
-  for (const TraceAnalysis& rank : ranks) root["ranks"].push_back(rank_json(rank, options));
+  const double all_per_day = written_per_day(ranks);
+  for (const TraceAnalysis& rank : ranks)
+    root["ranks"].push_back(rank_json(rank, all_per_day, options));
   const RankLags lags = rank_lags(ranks);
   root["collectives"] = lags.collectives;
   root["late"] = Json::array();

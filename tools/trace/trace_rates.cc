@@ -5,6 +5,8 @@
 #include <set>
 #include <utility>
 
+#include "tools/trace/trace_steps.h"
+
 namespace sluice {
 namespace {
 
@@ -105,7 +107,8 @@ void take_storage(const std::vector<TraceRecord>& records, std::uint64_t from_ns
 }  // namespace
 
 Rates rates_of(const TraceAnalysis& analysis, const Layout& layout) {
-  const std::uint64_t from_ns = analysis.steps().size() > 1 ? analysis.steps()[1].begin_ns : 0;
+  const std::uint64_t from_ns =
+      analysis.steps().size() > 1 ? analysis.steps()[first_steady(analysis)].begin_ns : 0;
   const StateFormat& format = layout.format();
   Rates rates;
   take_storage(analysis.trace().records, from_ns, rates);

@@ -138,16 +138,30 @@ class Parser {
   }
 
  private:
+  // How many times the file's bytes may go into checksums that do not match. Damage costs less; a
+  // file made of nothing but headers that name long blocks would take the square of its length.
+  static constexpr std::uint64_t kVainTimesMax = 64;
+
+  static std::uint64_t payload_bytes_max(TraceBlockType type) {
+    return type == TraceBlockType::kRecords ? kTraceBlockRecordsMax * sizeof(TraceRecord)
+                                            : kTraceSectionBytesMax;
+  }
+
   // The bytes of the block at the front; 0 when there is no whole one.
   std::size_t take_block(std::span<const std::byte> rest) {
     TraceBlockHeader header;
     std::memcpy(&header, rest.data(), sizeof(header));
     rest = rest.subspan(sizeof(header));
     if (header.magic != kTraceMagic || header.payload_bytes > rest.size() ||
-        header.payload_bytes % kTraceAlignBytes != 0)
+        header.payload_bytes % kTraceAlignBytes != 0 ||
+        header.payload_bytes > payload_bytes_max(static_cast<TraceBlockType>(header.type)))
       return 0;
     const auto payload = rest.first(header.payload_bytes);
-    if (trace_checksum(header, payload) != header.checksum) return 0;
+    if (checked_in_vain_ / kVainTimesMax > bytes_.size()) return 0;
+    if (trace_checksum(header, payload) != header.checksum) {
+      checked_in_vain_ += payload.size();
+      return 0;
+    }
     is_skipping_ = false;
     const auto type = static_cast<TraceBlockType>(header.type);
     if (type == TraceBlockType::kRecords) take_records(header, payload);
@@ -165,6 +179,8 @@ class Parser {
     lost_by_thread_[header.thread] = header.lost;
     // Kinds and reasons of a later version are none of this one's.
     const auto is_no_span = [this](const TraceRecord& record) {
+      if (record.step < steps_.first && record.kind == TraceKind::kStep)
+        file_.lacks_first_steps = true;
       if (record.step < steps_.first || record.step > steps_.last) return true;
       if (static_cast<std::size_t>(record.kind) >= kTraceKinds ||
           static_cast<std::size_t>(record.reason) >= kTraceReasons)
@@ -192,6 +208,7 @@ class Parser {
   std::vector<TraceRecord> begun_;
   std::map<std::uint32_t, std::uint64_t> lost_by_thread_;
   bool is_skipping_ = false;
+  std::uint64_t checked_in_vain_ = 0;
 };
 
 void read_description(TraceFile& file) {

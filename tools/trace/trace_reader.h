@@ -26,7 +26,9 @@ struct TraceFile {
   std::map<std::string, std::string> sections;  // the last section of each name
   std::uint64_t lost = 0;                       // records that full rings dropped
   std::uint64_t damaged_blocks = 0;
-  bool is_complete = false;     // closed by trace_stop()
+  bool is_complete = false;  // closed by trace_stop()
+  // Steps before the first kept one are in the file, and their records were left out (TraceSteps).
+  bool lacks_first_steps = false;
   std::uint64_t open_step = 0;  // the step under way at the end of the trace; 0 = none
 
   // The following values come from the section "sluice-trace".

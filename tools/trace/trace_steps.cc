@@ -22,10 +22,16 @@ StallCause main_cause(const std::vector<StepShare>& steps) {
 
 }  // namespace
 
+std::size_t first_steady(const TraceAnalysis& rank) {
+  const std::vector<StepShare>& steps = rank.steps();
+  const std::size_t ended = steps.size() - (steps.size() > 1 && steps.back().is_open ? 1 : 0);
+  return ended > 1 && !rank.trace().lacks_first_steps ? 1 : 0;
+}
+
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank) {
   std::vector<StepShare> steps = rank.steps();
   if (steps.size() > 1 && steps.back().is_open) steps.pop_back();
-  if (steps.size() > 1) steps.erase(steps.begin());
+  steps.erase(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(first_steady(rank)));
   return steps;
 }
 

@@ -17,9 +17,13 @@
 
 namespace sluice {
 
-// Returns the steps that have ended. The first step is left out if there are more steps. The first
-// step is slower, because the step touches memory for the first time and finds no data in memory.
+// Returns the steps that have ended. The first step of a trace is left out if there are more steps.
+// The first step is slower, because the step touches memory for the first time and finds no data in
+// memory. If only later steps of a trace were read (TraceSteps), none of them is left out.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
+
+// The place of the first of steady_steps() in rank.steps().
+std::size_t first_steady(const TraceAnalysis& rank);
 
 struct StepMeans {
   std::size_t count = 0;

@@ -1,6 +1,7 @@
 #include "tools/trace/trace_summary.h"
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
 
@@ -53,7 +54,7 @@ std::string time_lines(const TraceAnalysis& rank) {
       percent_of(means.other_s), 100 * means.hidden_share(), 1e3 * means.background_s);
 }
 
-std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine,
+std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine, double all_per_day,
                        const SummaryOptions& options) {
   const std::optional<StorageBytes> bytes = storage_bytes(rank, engine);
   if (!bytes) return {};
@@ -65,19 +66,19 @@ std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine,
         each(bytes->read_per_step), each(bytes->ideal_read), each(bytes->written_per_step),
         each(bytes->ideal_written));
   }
-  if (bytes->written_per_day == 0) return lines;
-  lines += fmt::format("written to storage: {:.2f} TB a day", bytes->written_per_day * 1e-12);
+  if (all_per_day == 0) return lines;
+  lines += fmt::format("written to storage: {:.2f} TB a day", all_per_day * 1e-12);
+  if (rank.trace().ranks > 1) lines += " by all ranks here";
   if (options.bytes_written_rating != 0)
-    lines += fmt::format(
-        "; drives rated for {} last {:.0f} days", format_bytes(options.bytes_written_rating),
-        static_cast<double>(options.bytes_written_rating) / bytes->written_per_day);
+    lines += fmt::format("; drives rated for {} last {:.0f} days",
+                         format_bytes(options.bytes_written_rating),
+                         static_cast<double>(options.bytes_written_rating) / all_per_day);
   return lines + "\n";
 }
 
-std::string flow_line(const TraceAnalysis& rank, const FlowStats& flow, const PeakRates& peaks) {
-  const double peak = flow.kind == TraceKind::kRead    ? peaks.read_bytes_per_second
-                      : flow.kind == TraceKind::kWrite ? peaks.write_bytes_per_second
-                                                       : 0;
+std::string flow_line(const TraceAnalysis& rank, const FlowStats& flow, const TracedEngine& engine,
+                      const PeakRates& peaks) {
+  const double peak = peak_of(flow, engine, peaks);
   const auto three = [](const Percentiles& times) {
     return fmt::format("{:.2f}/{:.2f}/{:.2f}", ms(times.p50_ns), ms(times.p99_ns),
                        ms(times.p999_ns));
@@ -133,12 +134,18 @@ std::size_t lines_of(const std::string& text) {
 
 std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine) {
   if (rank.steps().size() < 3) return std::nullopt;
-  const std::uint64_t first = rank.steps()[1].step;
+  const StepShare& begin_step = rank.steps()[first_steady(rank)];
+  const std::uint64_t first = begin_step.step;
   const std::uint64_t last = rank.steps()[rank.steps().size() - 2].step;
   std::uint64_t read = 0, written = 0;
+  std::map<std::uint64_t, std::uint64_t> begins;
+  for (const StepShare& step : rank.steps()) begins[step.step] = step.begin_ns;
   for (const TraceRecord& record : rank.trace().records) {
     if (record.step < first || record.step > last) continue;
-    if (record.kind == TraceKind::kRead) read += record.size_bytes;
+    // A read before its step begins is of an evaluation or a checkpoint.
+    const auto begin = begins.find(record.step);
+    const bool is_early = begin != begins.end() && record.begin_ns < begin->second;
+    if (record.kind == TraceKind::kRead && !is_early) read += record.size_bytes;
     if (record.kind == TraceKind::kWrite) written += record.size_bytes;
   }
   std::uint64_t parameter_bytes = 0, stored = 0;  // of one copy
@@ -160,12 +167,38 @@ std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const Trace
       unit_bytes == 0 ? 0 : static_cast<double>(parameter_bytes) * frozen_bytes / unit_bytes;
   const auto steps = static_cast<double>(last - first + 1);
   const double span_s =
-      static_cast<double>(rank.steps().back().begin_ns - rank.steps()[1].begin_ns) * 1e-9;
+      static_cast<double>(rank.steps().back().begin_ns - begin_step.begin_ns) * 1e-9;
   return StorageBytes{.read_per_step = static_cast<double>(read) / steps,
                       .written_per_step = static_cast<double>(written) / steps,
                       .ideal_read = static_cast<double>(stored + parameter_bytes),
                       .ideal_written = static_cast<double>(stored) - frozen,
                       .written_per_day = static_cast<double>(written) / span_s * kSecondsADay};
+}
+
+double written_per_day(const std::vector<TraceAnalysis>& ranks) {
+  double sum = 0;
+  for (const TraceAnalysis& rank : ranks) {
+    if (const auto bytes = storage_bytes(rank, engine_of(rank.trace())))
+      sum += bytes->written_per_day;
+  }
+  return sum;
+}
+
+double peak_of(const FlowStats& flow, const TracedEngine& engine, const PeakRates& peaks) {
+  if (flow.kind > TraceKind::kWrite) return 0;
+  const bool is_read = flow.kind == TraceKind::kRead;
+  const std::vector<std::string>& paths = engine.storage_paths;
+  const auto rate_of = [&](const auto& of) {
+    return is_read ? of.read_bytes_per_second : of.write_bytes_per_second;
+  };
+  if (flow.drive < paths.size()) {
+    const auto found = std::ranges::find(peaks.drives, paths[flow.drive], &DriveRates::path);
+    if (found != peaks.drives.end()) return rate_of(*found);
+  }
+  const bool is_alone = paths.empty() ? flow.drive == 0 : paths.size() == 1;
+  if (is_alone && peaks.drives.size() <= 1) return rate_of(peaks);
+  const bool is_known = paths.size() == peaks.drives.size() && flow.drive < paths.size();
+  return is_known ? rate_of(peaks.drives[flow.drive]) : 0;
 }
 
 const TraceAnalysis& slowest_of(const std::vector<TraceAnalysis>& ranks) {
@@ -183,15 +216,16 @@ std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOpt
     text += fmt::format("and {} more ranks\n", ranks.size() - kRanksMax);
   if (ranks.size() > 1) text += fmt::format("of rank {}, the slowest:\n", slowest.trace().rank);
   text += time_lines(slowest);
-  text += byte_lines(slowest, engine_of(slowest.trace()), options);
+  text += byte_lines(slowest, engine_of(slowest.trace()), written_per_day(ranks), options);
   std::size_t flows = 0;
   for (const TraceAnalysis& rank : ranks) {
+    const TracedEngine engine = flows < kFlowsMax ? engine_of(rank.trace()) : TracedEngine();
     for (const FlowStats& flow : rank.flows()) {
       if (flows == 0)
         text +=
             fmt::format("{:>4} {:<15}{:>9}{:>10}{:>8}{:>8}  {:<21}{:<21}\n", "rank", "flow",
                         "spans", "bytes", "GB/s", "of peak", "queued p50/99/99.9", "moved (ms)");
-      if (flows++ < kFlowsMax) text += flow_line(rank, flow, options.peaks);
+      if (flows++ < kFlowsMax) text += flow_line(rank, flow, engine, options.peaks);
     }
   }
   if (flows > kFlowsMax) text += fmt::format("     and {} more\n", flows - kFlowsMax);

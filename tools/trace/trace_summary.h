@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/report/plan_rates.h"
 #include "tools/trace/trace_analysis.h"
 #include "tools/trace/trace_engine.h"
 
@@ -16,6 +17,7 @@ namespace sluice {
 struct PeakRates {
   double read_bytes_per_second = 0;
   double write_bytes_per_second = 0;
+  std::vector<DriveRates> drives = {};  // each drive alone; empty = unknown
 };
 
 struct SummaryOptions {
@@ -39,6 +41,14 @@ struct StorageBytes {
 // function also leaves out the last step, because its update may end after the trace. Returns
 // nothing if the trace has fewer than three steps.
 std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine);
+
+// The bytes that all of `ranks` together write to storage in a day.
+double written_per_day(const std::vector<TraceAnalysis>& ranks);
+
+// Returns the rate that the drive of `flow` can reach by itself. A drive of the calibration is the
+// drive of a run if both have the same path, or if both have the same number of drives. Returns 0
+// if the rate is unknown, or if `flow` is not a flow of a drive.
+double peak_of(const FlowStats& flow, const TracedEngine& engine, const PeakRates& peaks);
 
 // Requires: `ranks` is not empty.
 const TraceAnalysis& slowest_of(const std::vector<TraceAnalysis>& ranks);

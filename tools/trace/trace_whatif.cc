@@ -1,6 +1,7 @@
 #include "tools/trace/trace_whatif.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <map>
@@ -192,6 +193,45 @@ std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config
   return notes;
 }
 
+struct RateUse {
+  Resource resource;
+  double Rates::*rate;
+  const char* name;
+};
+constexpr std::array kTracedRates{
+    RateUse{Resource::kStorageRead, &Rates::read_bytes_per_second, "reads of storage"},
+    RateUse{Resource::kStorageWrite, &Rates::write_bytes_per_second, "writes to storage"},
+    RateUse{Resource::kCopyUp, &Rates::up_bytes_per_second, "copies to the device"},
+    RateUse{Resource::kCopyDown, &Rates::down_bytes_per_second, "copies to the host"}};
+
+// Without a rate, work takes no time in the model. So work that only the other step has would be
+// free.
+void require_known_rates(const TraceAnalysis& analysis, const Replay& replay,
+                         const Scenario& recorded, const Scenario& changed) {
+  constexpr double kAnyRate = 1e9;
+  const auto with_rates = [](Scenario scenario) {
+    scenario.rates.duplex = Duplex::kFull;
+    for (const RateUse& use : kTracedRates) {
+      double& rate = scenario.rates.*use.rate;
+      if (rate == 0) rate = kAnyRate;
+    }
+    return scenario;
+  };
+  const auto is_unknown = [&](const RateUse& use) { return changed.rates.*use.rate == 0; };
+  if (std::ranges::none_of(kTracedRates, is_unknown)) return;
+  const StepCost before = replay.cost(with_rates(recorded));
+  const StepCost after = replay.cost(with_rates(changed));
+  for (const RateUse& use : kTracedRates) {
+    if (!is_unknown(use) || before.busy(use.resource) != 0 || after.busy(use.resource) == 0)
+      continue;
+    throw Error(ErrorCode::kInput,
+                fmt::format("trace whatif: no prediction from \"{}\": it has no {}, so their rate "
+                            "is unknown, and the step with these settings needs them; trace a run "
+                            "that has some",
+                            analysis.trace().path, use.name));
+  }
+}
+
 // For a step that takes `replayed_s` in the model.
 void require_fitting_model(const TraceAnalysis& analysis, double measured_s, double replayed_s) {
   if (!(measured_s > 0) || !std::isfinite(replayed_s))
@@ -245,8 +285,10 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
   const auto is_budget = [](const std::string& setting) { return setting.starts_with("memory."); };
   if (std::ranges::any_of(settings, is_budget) && lanes_of_trace_are_planned(section->second))
     scenario.config.optimizer.lanes.reset();  // the plan for another budget chooses again
+  const Scenario recorded = scenario;
   for (const std::string& setting : settings) apply(setting, scenario);
   result.changed = replay.cost(scenario);  // a budget that is too small is refused on any machine
+  require_known_rates(analysis, replay, recorded, scenario);
   require_fitting_model(analysis, result.measured_s, result.replayed.step_s);
   result.predicted_s =
       predicted_step_s(result.measured_s, result.replayed.step_s, result.changed.step_s);

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import struct
 import subprocess
 import time
 
@@ -284,6 +285,43 @@ class Trace(CliCase):
             if done.returncode == 0:
                 return done.stdout
         self.skipTest("this machine is too unsteady for a prediction: " + done.stderr)
+
+    def test_whatif_needs_rates_of_what_it_moves(self):
+        """A run that touched no storage says nothing of its rate."""
+        self.record(**{"placement.parameters": "auto", "placement.optimizer": "auto", "memory.host": "1GiB"})
+        self.assertEqual(sum(row["kind"] in ("read", "write") for row in self.records()), 0)
+        done = self.run_sluice("trace", "whatif", "run.trace", "--set", "memory.host=1MiB", expect=(2, 5))
+        self.assertIn("has no reads of storage, so their rate is unknown", done.stderr)
+
+    def test_evaluations_are_no_training(self):
+        self.run_sluice("train", self.write_config({**ON_NVME, "optimizer.overlap": "serial", "run.steps": 6}), "--trace", "run.trace",
+                        "--json", "run.json", "--validate-every", 1, "--sample-every", 2, "--sample-tokens", 3)
+        self.run_sluice("trace", "summary", "run.trace", "--json", "summary.json")
+        storage = self.read_json("summary.json")["ranks"][0]["storage"]
+        steps = self.read_json("run.json")["steps"][1:-1]
+        for side in ("read", "write"):
+            key = {"read": "read_bytes_per_step", "write": "written_bytes_per_step"}[side]
+            self.assertEqual(storage[key], sum(step[f"nvme_{side}_bytes"] for step in steps) / len(steps))
+
+    def test_steps_in_the_middle_are_all_counted(self):
+        subprocess.run([os.environ["SLUICE_MADE_TRACE"], self.path("made"), *map(str, (900, 10, 100, 10, 10, 10))], check=True)
+        for steps, count, mean_s in (("3-4", 2, 0.055), ("1-3", 2, 0.055), ("2-6", 5, 0.028), ("3", 1, 0.1)):
+            with self.subTest(steps):
+                self.run_sluice("trace", "summary", "made", "--steps", steps, "--json", "summary.json")
+                means = self.read_json("summary.json")["ranks"][0]["steady_steps"]
+                self.assertEqual(means["count"], count)
+                self.assertAlmostEqual(means["mean_s"], mean_s, places=6)
+
+    def test_a_crafted_trace_ends_soon(self):
+        """Headers that name all bytes behind them: their checksums take the square of the file's length where they are believed."""
+        count = 1 << 17
+        for name, kind in (("records.trace", 1), ("texts.trace", 2)):
+            with open(self.path(name), "wb") as file:
+                file.writelines(struct.pack("<QIIQII16sQQ", 0x0A31454341525453, kind, 0, 0, 0, 0, b"", (count - 1 - i) * 64, 1)
+                                for i in range(count))
+            began = time.monotonic()
+            self.assertIn("is no trace", self.run_sluice("trace", "summary", name, expect=2).stderr)
+            self.assertLess(time.monotonic() - began, 20)
 
     def test_what_is_no_trace_is_refused(self):
         self.assertIn("text.txt", self.run_sluice("trace", "summary", "text.txt", expect=2).stderr)

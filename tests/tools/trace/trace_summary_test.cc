@@ -1,0 +1,139 @@
+// Summaries and pages count steps of training that ended, of all ranks, against each drive.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/tools/trace/trace_builder.h"
+#include "tools/trace/trace_html.h"
+#include "tools/trace/trace_json.h"
+#include "tools/trace/trace_steps.h"
+#include "tools/trace/trace_summary.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr std::uint64_t kStepNs = 1'000'000'000;
+
+std::uint64_t begin_of(std::uint64_t step) {
+  return step * 2 * kStepNs;
+}
+
+TraceRecord of_step(TraceRecord record, std::uint64_t step) {
+  record.step = step;
+  return record;
+}
+
+// Steps of a second, one second apart. Each of them writes 4096 bytes.
+std::vector<TraceRecord> steps_up_to(std::uint64_t last) {
+  std::vector<TraceRecord> records;
+  for (std::uint64_t step = 1; step <= last; ++step) {
+    const std::uint64_t at = begin_of(step);
+    records.push_back(of_step(span(TraceKind::kStep, at, at + kStepNs), step));
+    records.push_back(of_step(span(TraceKind::kCompute, at, at + kStepNs, 0), step));
+    records.push_back(
+        of_step(transfer(TraceKind::kRead, 0, at + 1, at + 2, at + 1000, at + 1001), step));
+    records.push_back(
+        of_step(transfer(TraceKind::kWrite, 0, at + 1, at + 2, at + 1000, at + 1001), step));
+  }
+  return records;
+}
+
+TEST(StorageBytes, LeaveOutWhatAnEvaluationReads) {
+  std::vector<TraceRecord> records = steps_up_to(5);
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    const std::uint64_t at = begin_of(step) - kStepNs / 2;  // before the step whose number it has
+    for (int i = 0; i < 3; ++i)
+      records.push_back(
+          of_step(transfer(TraceKind::kRead, 0, at, at + 1, at + 1000, at + 1001), step));
+  }
+  const TraceFile file = trace_of(std::move(records));
+  const auto bytes = storage_bytes(TraceAnalysis(file), {});
+  ASSERT_TRUE(bytes.has_value());
+  EXPECT_EQ(bytes->read_per_step, 4096);
+  EXPECT_EQ(bytes->written_per_step, 4096);
+}
+
+TEST(StorageBytes, RatingIsForAllRanks) {
+  std::vector<TraceFile> files(2, trace_of(steps_up_to(5)));
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    files[rank].rank = rank;
+    files[rank].ranks = 2;
+  }
+  std::vector<TraceAnalysis> one, both;
+  one.emplace_back(files[0]);
+  for (const TraceFile& file : files) both.emplace_back(file);
+  const SummaryOptions options{.peaks = {}, .bytes_written_rating = 1'000'000'000'000};
+  const auto days = [&](const std::vector<TraceAnalysis>& ranks) {
+    const auto json = nlohmann::json::parse(summary_json(ranks, options));
+    return json["ranks"][0]["storage"]["drives_last_days"].get<double>();
+  };
+  EXPECT_DOUBLE_EQ(days(both), days(one) / 2);
+  EXPECT_NE(summary_of(both, options).find(" by all ranks here; drives rated"), std::string::npos);
+}
+
+TEST(SummaryJson, HasTheClockOfARank) {
+  TraceFile file = trace_of(steps_up_to(3));
+  std::vector<TraceAnalysis> ranks;
+  ranks.emplace_back(file);
+  const auto clock = [&] { return nlohmann::json::parse(summary_json(ranks, {}))["ranks"][0]; };
+  ASSERT_TRUE(clock().contains("clock"));
+  EXPECT_TRUE(clock()["clock"].is_null());
+  file.clock_offset_ns = -2'000'000'000;
+  file.clock_error_ns = 1000;
+  EXPECT_NEAR(clock()["clock"]["offset_s"].get<double>(), -2, 1e-12);
+  EXPECT_NEAR(clock()["clock"]["error_s"].get<double>(), 1e-6, 1e-15);
+}
+
+TEST(PeakRates, AreThoseOfEachDrive) {
+  const PeakRates peaks{.read_bytes_per_second = 5,
+                        .write_bytes_per_second = 4,
+                        .drives = {{"/a", 2, 1}, {"/b", 3, 2}}};
+  const auto peak = [&](std::uint32_t drive, std::vector<std::string> paths,
+                        TraceKind kind = TraceKind::kRead) {
+    TracedEngine engine;
+    engine.storage_paths = std::move(paths);
+    FlowStats flow;
+    flow.kind = kind;
+    flow.drive = drive;
+    return peak_of(flow, engine, peaks);
+  };
+  EXPECT_EQ(peak(0, {"/a", "/b"}), 2);
+  EXPECT_EQ(peak(1, {"/a", "/b"}), 3);
+  EXPECT_EQ(peak(1, {"/a", "/b"}, TraceKind::kWrite), 2);
+  EXPECT_EQ(peak(0, {"/b", "/a"}), 3);  // in another order
+  EXPECT_EQ(peak(1, {"x", "y"}), 3);    // of as many
+  EXPECT_EQ(peak(0, {"/b"}), 3);
+  EXPECT_EQ(peak(0, {"x"}), 0);  // any of the two
+  EXPECT_EQ(peak(0, {"x", "y", "z"}), 0);
+  EXPECT_EQ(peak(0, {"/a", "/b"}, TraceKind::kCopyToDevice), 0);
+  EXPECT_EQ(peak_of(FlowStats(), {}, {.read_bytes_per_second = 5, .drives = {}}), 5);
+}
+
+TEST(Page, LeavesTheCutStepOutOfItsMeans) {
+  std::vector<TraceRecord> records = steps_up_to(4);
+  for (std::uint64_t step = 3; step <= 4; ++step) {
+    const std::uint64_t at = begin_of(step);
+    records.push_back(of_step(wait(TraceReason::kCollective, at, at + step * 1000), step));
+  }
+  TraceFile file = trace_of(std::move(records));
+  file.open_step = 4;
+  file.is_complete = false;
+  std::vector<TraceAnalysis> ranks;
+  ranks.emplace_back(file);
+  const std::string page = html_of(ranks, {});
+  const std::size_t begin = page.find("{\"subjects\"");
+  const auto rank =
+      nlohmann::json::parse(page.substr(begin, page.find("</script>", begin) - begin))["ranks"][0];
+  EXPECT_EQ(rank["steady"], nlohmann::json({1, 3}));
+  ASSERT_EQ(rank["waits"].size(), 1u);
+  EXPECT_EQ(rank["waits"][0]["count"], 1);
+  EXPECT_EQ(rank["waits"][0]["total_us"], 3);
+  EXPECT_NE(page.find("rank.steps.slice(...rank.steady)"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sluice::test
