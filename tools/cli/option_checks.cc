@@ -116,7 +116,7 @@ CLI::Validator is_size() {
 CLI::Validator rate_suffix() {
   const auto change = [](std::string& text) -> std::string {
     if (text.ends_with("/s")) text.resize(text.size() - 2);
-    if (!text.empty() && std::string_view("KMGT").find(text.back()) != std::string_view::npos)
+    if (!text.empty() && std::string_view("KMGTkmgt").find(text.back()) != std::string_view::npos)
       text += "B";
     return {};
   };

@@ -183,6 +183,8 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
                     {"optimizer", device_most(StepPhase::kOptimizer)}}},
                   {"activation_bytes", step.activation_bytes}});
   } catch (const Error& error) {
+    // Only what the machine has no room for: anything else is a failure of the whole bench.
+    if (error.code() != ErrorCode::kOutOfMemory && error.code() != ErrorCode::kNoSpace) throw;
     const std::string text = error.what();
     return left_out(text.substr(0, text.find('\n')));
   }

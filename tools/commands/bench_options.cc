@@ -82,10 +82,10 @@ void add_bench_io(CLI::App& bench, BenchIoOptions& options) {
       ->type_name("SIZE")
       ->allow_extra_args(false);
   io->add_option("--depth", options.depths, "Requests in flight (default: 4, 16 and 32)")
-      ->check(CLI::Range(1, 4096))
+      ->check(CLI::Range(1, 1024))
       ->allow_extra_args(false);
   io->add_option("--rounds", options.rounds, "Measurements of each case; the median is printed")
-      ->check(CLI::Range(1, 100000))
+      ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   io->add_option("--backend", options.backend, "As storage.backend")
       ->check(CLI::IsMember({"auto", "uring", "threads", "sync"}))

@@ -62,7 +62,8 @@ std::string step_plot(std::span<const RegimeResult> regimes) {
                  .rows = {}};
   for (const RegimeResult& regime : regimes) {
     for (const PolicyResult& policy : regime.policies) {
-      BarChart::Row row{.label = fmt::format("{}, {}", regime.name, name_of(policy.policy)),
+      BarChart::Row row{.label = fmt::format("{}, {}{}", regime.name, name_of(policy.policy),
+                                             policy.is_bare ? ", bare" : ""),
                         .bars = {3, std::nullopt}};
       if (!policy.steps.empty())
         row.bars = {seconds_bar(policy.step_s()), ChartBar{.value = policy.bound.step_s},

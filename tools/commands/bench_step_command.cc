@@ -45,10 +45,10 @@ double percent_written(const PolicyResult& policy) {
                            &MeasuredStep::wanted_write_bytes);
 }
 
-// Against serial, by medians; 0 when serial was not measured.
+// Against serial with the same commits and checkpoints, by medians; 0 when it was not measured.
 double speedup(const RegimeResult& regime, const PolicyResult& policy) {
   for (const PolicyResult& other : regime.policies) {
-    if (other.policy == OverlapPolicy::kSerial)
+    if (other.policy == OverlapPolicy::kSerial && other.is_bare == policy.is_bare)
       return other.step_s().median / policy.step_s().median;
   }
   return 0;
@@ -104,8 +104,8 @@ void print_traffic(const BenchStepOptions& options, const RegimeResult& regime) 
     if (!policy.steps.empty())
       say("{}: steps use {} of {} units, and move {:.1f} % (read) and {:.1f} % (written) of their "
           "bytes\n",
-          name_of(policy.policy), regime.used_units, regime.rates.units.size(),
-          percent_read(policy), percent_written(policy));
+          words_of(policy), regime.used_units, regime.rates.units.size(), percent_read(policy),
+          percent_written(policy));
   }
 }
 
@@ -230,6 +230,8 @@ void write_json(OutputFile& output, const BenchStepOptions& options,
 void check(const BenchStepOptions& options) {
   if (!options.trace_file.empty() && (options.regimes.size() != 1 || options.policies.size() != 1))
     refuse_step_bench("--trace is of one engine: give one --regime and one --policy");
+  if (!options.trace_file.empty() && options.has_bare)
+    refuse_step_bench("--trace is of one engine: leave --with-bare out");
   if (options.parameters < options.units || options.units < 1)
     refuse_step_bench(fmt::format("{} parameters in {} units", options.parameters, options.units));
   if (options.save_every != 0 && options.steps % options.save_every != 0)

@@ -131,7 +131,7 @@ int run_config_show(const ConfigShowOptions& options) {
 int run_config_rates(const ConfigShowOptions& options) {
   const TrainConfig config = train_config(source_of(options).document);
   const std::uint64_t steps = options.steps == 0 ? config.steps : options.steps;
-  for (std::uint64_t step = 0; step < steps; ++step)
+  for (std::uint64_t step = 0; step < steps && said_failure() == 0; ++step)
     say("{} {}\n", step + 1, learning_rate_at(config, step));
   return kExitOk;
 }

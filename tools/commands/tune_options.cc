@@ -24,15 +24,20 @@ void add_tune(CLI::App& app, TuneOptions& options) {
   tune->add_option("--finalists", options.finalists, "Candidates that run, beside CONFIG")
       ->check(CLI::Range(1, 20))
       ->capture_default_str();
-  tune->add_option("--steps", options.steps,
-                   "Measured steps of each run; 0 = as many as --seconds allow")
-      ->check(CLI::Range(0, 1000))
-      ->capture_default_str();
-  tune->add_option("--seconds", options.seconds, "Time for all runs together, about")
-      ->check(between(1, 1e6))
-      ->capture_default_str();
+  CLI::Option* const steps =
+      tune->add_option("--steps", options.steps,
+                       "Measured steps of each run; 0 = as many as --seconds allow")
+          ->check(CLI::Range(0, 1000))
+          ->capture_default_str();
+  CLI::Option* const seconds =
+      tune->add_option("--seconds", options.seconds, "Time for all runs together, about")
+          ->check(between(1, 1e6))
+          ->capture_default_str();
   CLI::Option* const dry_run =
-      tune->add_flag("--dry-run", options.dry_run, "Only predict: run nothing")->excludes(output);
+      tune->add_flag("--dry-run", options.dry_run, "Only predict: run nothing")
+          ->excludes(output)
+          ->excludes(steps)
+          ->excludes(seconds);
   tune->add_option("--flops", options.flops,
                    "With --dry-run: operations per second that computation reaches")
       ->check(between(1, 1e24))

@@ -105,6 +105,19 @@ class BenchStep(CliCase):
                 bare, saved = self.read_json("step.json")["regimes"][0]["policies"]
                 self.assertEqual((bare["saves"], saved["saves"]), (0, steps // every))
 
+    def test_times_serial_compares_like_with_like(self):
+        self.bench("--parameters", 300000, "--units", 5, "--steps", 2, "--json", "step.json", "--plot", "step.svg", "--regime", "drive-bound",
+                   "--policy", "serial", "--policy", "deferred", "--save-every", 2, "--with-bare")
+        policies = self.read_json("step.json")["regimes"][0]["policies"]
+        serial = {policy["bare"]: policy["step_s"]["median"] for policy in policies if policy["policy"] == "serial"}
+        self.assertEqual(len(serial), 2)
+        for policy in policies:
+            self.assertAlmostEqual(policy["times_serial"], serial[policy["bare"]] / policy["step_s"]["median"], places=9)
+        with open(self.path("step.svg"), encoding="utf-8") as file:
+            picture = file.read()
+        for label in ("drive-bound, serial, bare", "drive-bound, deferred, bare", "drive-bound, deferred<"):
+            self.assertIn(label, picture)
+
     def test_refusals(self):
         for arguments, code, words in (
                 (("--rate", "999KB"), 2, "--rate"),
@@ -113,6 +126,7 @@ class BenchStep(CliCase):
                 (("--steps", 5, "--save-every", 10), 2, "--steps 5 is no multiple of --save-every 10"),
                 (("--regime", "lucky"), 2, "lucky"),
                 (("--policy", "auto"), 2, "auto"),
+                (("--regime", "balanced", "--policy", "serial", "--with-bare", "--trace", "x"), 2, "leave --with-bare out"),
                 (("--json", "no/such/folder.json"), 2, "no/such/folder.json")):
             with self.subTest(arguments):
                 done = self.bench(*arguments, expect=code)

@@ -64,6 +64,8 @@ class NumericOptions(CliCase):
                                (("--parameters", "1M", "--flops", "165.2T"), ("--parameters", "1000000", "--flops", "165200000000000")),
                                (("--parameters", "1M", "--adam-rate", "2G"), ("--parameters", "1000000", "--adam-rate", "2B")),
                                (("--parameters", "1M", "--read-rate", "7000MB/s"), ("--parameters", "1000000", "--read-rate", "7GB")),
+                               (("--parameters", "1M", "--read-rate", "7g", "--write-rate", "7000m/s"),
+                                ("--parameters", "1M", "--read-rate", "7GB", "--write-rate", "7GB")),
                                (("--parameters", "1M", "--host-memory", "24m"), ("--parameters", "1000000", "--host-memory", "24MiB")),
                                (("--parameters", "1M", "--set", "memory.host=1G"), ("--parameters", "1000000", "--set", "memory.host=1GiB"))):
             with self.subTest(written):
@@ -77,6 +79,13 @@ class NumericOptions(CliCase):
                                  (("bench", "io", "--path", "storage", "--size", "1G/s"), '"1G/s" is not a size')):
             with self.subTest(arguments):
                 self.assertIn(words, self.run_sluice(*arguments, expect=2).stderr)
+
+    def test_help_names_the_limits_that_hold(self):
+        told = " ".join(self.run_sluice("bench", "io", "--help").stdout.split())
+        for option, most in (("--depth", 1024), ("--rounds", 1000)):
+            with self.subTest(option):
+                self.assertRegex(told, rf"{option} N [^-]*1 to {most}\b")
+                self.assertIn("1 to", self.run_sluice("bench", "io", "--path", "storage", option, most + 1, expect=2).stderr)
 
     def test_the_messages_name_ranges_that_fit_on_a_line(self):
         done = self.run_sluice("generate", "--model", "gone", "--prompt", "x", "--temperature", "-1", expect=2)

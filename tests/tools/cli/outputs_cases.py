@@ -472,6 +472,8 @@ class StandardStreams(CliCase):
 
     def test_standard_output_whose_reader_has_gone(self):
         config = self.write_config({"run.steps": 200})
+        done = self.run_shell("| head -n 1", "config", "rates", config, "--steps", 10**9)
+        self.assertEqual(done.stdout.count("\n"), 1)
         done = self.run_shell("| head -n 1", "train", config, "--json", "run.json", "--save", "model", "--log-every", 1)
         self.assertIn("cannot write to standard output: Broken pipe", done.stderr)
         self.assertEqual(len(self.read_json("run.json")["steps"]), 200)

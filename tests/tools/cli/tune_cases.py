@@ -63,7 +63,8 @@ class Tune(CliCase):
         slow = tune["given"]["predicted_s"]
         fast = self.tune("--dry-run", "--flops", "2e9", values=ON_NVME)["given"]["predicted_s"]
         self.assertGreater(slow, 1.5 * fast)
-        self.assertIn("excludes", self.run_sluice("tune", "config.json", "--dry-run", "-o", "x", expect=2).stderr)
+        for option in (("-o", "x"), ("--steps", 5), ("--seconds", 10)):
+            self.assertIn("excludes", self.run_sluice("tune", "config.json", "--dry-run", *option, expect=2).stderr)
 
     def test_figures_of_bench_gpu(self):
         """Without a run, copies, updates of the device and computation come from the file."""
