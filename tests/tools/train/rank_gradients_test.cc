@@ -59,7 +59,7 @@ TrainConfig sgd_config(const TempDirectory& folder, std::uint32_t micro_batches)
   config.micro_batches = micro_batches;
   config.learning_rate = config.minimum_learning_rate = 0.1;
   config.engine.optimizer.kind = OptimizerKind::kSgd;
-  config.engine.optimizer.momentum = 0;
+  config.engine.optimizer.momentum = 1e-30;  // the average is the gradient of the step
   config.engine.optimizer.adam.weight_decay = 0;
   config.engine.optimizer.clip_norm = 0;
   config.engine.threads = 1;
