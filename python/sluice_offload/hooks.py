@@ -12,7 +12,9 @@ acquire; a gradient that comes after that acquires anew. A module with units ins
 long as the step or the inference. In backward nothing else ends a lease: the gradient that ends one
 module's backward is mostly the one that begins the next one's. (With local units, a lease also ends with the last gradient
 of its module: a rank may then wait for another's computation, which waits for the reduction of this unit.) Where torch's own code stands between two modules, the lease,
-its place in the window and its place for gradients stay taken through that code. Thread rule: one thread at a time, not
+its place in the window and its place for gradients stay taken through that code. A gradient of another unit than the one whose
+module computes waits in torch's memory until that one's lease ends. A module that runs inside of another's forward takes away the
+other's lease, and the other gets one anew behind it. Thread rule: one thread at a time, not
 always the same.
 """
 
@@ -107,6 +109,18 @@ class _Held:
         self.written: "set[int]" = set()  # tensors whose gradient is no longer the zeros it began with
 
 
+class _Running:
+    """A site in its forward."""
+
+    __slots__ = ("site", "task", "before", "inside", "has_leases")
+
+    def __init__(self, site: Site, task: int) -> None:
+        self.site, self.task = site, task  # the backward that computes it again, or -1
+        self.before = (site.first_node, site.failure_before, site.versions)  # of a call of the same site around this one
+        self.inside: "list[tuple[int, int]]" = []  # autograd's counts of nodes where sites that it called began and ended
+        self.has_leases = any(not unit.is_held for unit in site.units)
+
+
 class Walk:
     """Hooks on every site of a model, and the state of its step. `rates` gives the learning rates of now."""
 
@@ -129,6 +143,10 @@ class Walk:
         self.held: "dict[int, _Held]" = {}  # by unit, in order of use
         self.kept: "dict[int, int]" = {}    # leases on pinned units, by unit, which last as long as this step or inference
         self.uses = 0
+        self._running: "list[_Running]" = []  # sites in their forward, the innermost last
+        self._root_calls = 0                # of the model that are in their forward
+        # Gradients that came while another unit's module computed with the lease that their own would have taken away.
+        self._waiting: "list[tuple[Unit, Member, torch.Tensor]]" = []
         self.lent: "set[int]" = set()       # units whose module this step or inference has run
         self.active: Optional[int] = None   # FORWARD in a step, INFERENCE
         self.depth = 0
@@ -216,6 +234,7 @@ class Walk:
             self.active = INFERENCE
         self.uses = 0
         self.lent.clear()
+        self._waiting.clear()
 
     def _end_inference(self) -> None:
         self._release_all()
@@ -305,6 +324,8 @@ class Walk:
         """Ends the step without an update, and forgets its gradients. Ends an inference that an interrupt has left."""
         self.stop_keeping()
         self.in_backward, self.depth = False, 0
+        self._running.clear()
+        self._waiting.clear()
         if self.active == INFERENCE:
             self._end_inference()
         if self.active != FORWARD:
@@ -333,6 +354,8 @@ class Walk:
         """Returns the address of the parameters."""
         if self.active is None:  # backward of a graph whose step was abandoned
             self._begin(True)
+        if self._waiting:
+            self._take_waiting()
         self.lent.add(unit.index)
         coming = self.announcements
         if coming is not None:
@@ -395,9 +418,10 @@ class Walk:
         self.kept.clear()
 
     def _is_lent_backward(self, unit: Unit) -> bool:
+        """Or for an inference, in which a program computes gradients for its inputs."""
         if unit.is_held:
             return unit.index in self.kept
-        return unit.index in self.held and self.held[unit.index].which == BACKWARD
+        return unit.index in self.held and self.held[unit.index].which in (BACKWARD, INFERENCE)
 
     def _enter_backward(self) -> None:
         if self.in_backward:
@@ -410,17 +434,31 @@ class Walk:
     def _lend_backward(self, site: Site) -> None:
         self._enter_backward()
         self._freed.look()
+        if self._running:
+            self._require_no_other(site)
         for unit in site.units:
             if not self._is_lent_backward(unit):
-                self._lend(unit, BACKWARD)
+                self._lend(unit, INFERENCE if self.active == INFERENCE else BACKWARD)
                 if self._places and unit.index in self.held:
                     self.held[unit.index].left = self._places[(id(site), unit.index)]
+
+    def _require_no_other(self, site: Site) -> None:
+        """Raises where a module's forward has gradients computed through another module, whose lease would take away its own."""
+        running = self._running[-1]
+        if running.task != _graph_task() and running.has_leases and running.site is not site and any(not u.is_held for u in site.units):
+            raise ArgumentError(f"the forward of module \"{running.site.name}\" has gradients computed through module \"{site.name}\", which "
+                                "is not inside of it, so that both would need their values at a time. Assign the second one to an "
+                                "attribute of the first one before offload(), or compute the gradients where the model is called")
 
     def _root_begins(self, module: nn.Module, args: Any) -> None:
         if _graph_task() != -1:
             return
         self._require_own_thread()
-        self.depth = 0  # an interrupt may have kept it from getting there
+        if self.depth > 0 and self._is_nested():
+            self._root_calls += 1
+            self._enter()
+            return
+        self.depth, self._root_calls = 0, 1  # an interrupt may have kept them from getting there
         self._enter()
         if self.activations is not None and self.active == FORWARD and torch.is_grad_enabled():
             keeping = self.activations.hooks()
@@ -429,9 +467,19 @@ class Walk:
 
     def _root_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if _graph_task() == -1 and not isinstance(sys.exc_info()[1], _OtherThread):
-            self.stop_keeping()
+            self._root_calls -= 1
+            if self._root_calls <= 0:
+                self.stop_keeping()
             self._leave()
             self._freed.look_closer()
+
+    def _is_nested(self) -> bool:
+        """Whether the model is called in its own forward. Asks Python's stack, since an interrupt may have left counts behind."""
+        calls, frame = 0, sys._getframe()
+        while frame is not None and calls < 2:
+            calls += frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is self.model
+            frame = frame.f_back  # type: ignore[assignment]
+        return calls == 2
 
     def stop_keeping(self) -> None:
         """An interrupt leaves the forward's context open."""
@@ -441,12 +489,15 @@ class Walk:
 
     def _site_begins(self, site: Site, module: nn.Module, args: Any) -> None:
         """Leaves the inputs as they are, so that the module may change them in place as far as torch lets it."""
-        if _graph_task() != -1:  # computed again for backward, by a checkpoint
-            site.first_node, site.failure_before = _next_node(), sys.exc_info()[1]
+        task = _graph_task()
+        if task != -1:  # computed again for backward, by a checkpoint
+            self._runs(site, task)
             self._lend_backward(site)
             return
         self._require_own_thread()
-        site.first_node, site.failure_before = _next_node(), sys.exc_info()[1]
+        if self.depth == 0:  # an interrupt may have left some
+            self._running.clear()
+        self._runs(site, task)
         self._enter()
         assert self.active is not None
         if not self._warned:
@@ -454,6 +505,31 @@ class Walk:
         for unit in site.units:
             self._lend(unit, self.active)
         site.versions = [tensor._version for tensor in site.values]
+
+    def _runs(self, site: Site, task: int) -> None:
+        self._running.append(_Running(site, task))
+        site.first_node, site.failure_before = _next_node(), sys.exc_info()[1]
+
+    def _has_run(self, site: Site) -> None:
+        while self._running:  # an interrupt may have left some
+            ended = self._running.pop()
+            if ended.site is site:
+                if self._running and self._running[-1].has_leases:
+                    self._running[-1].inside.append((site.first_node, _next_node()))
+                site.first_node, site.failure_before, site.versions = ended.before
+                break
+
+    def _resume(self) -> None:
+        """Gives the module whose forward goes on what a module or a backward inside of it has taken away."""
+        last = self._running[-1]
+        if self.active is None:
+            return
+        if last.task != -1:
+            self._lend_backward(last.site)
+            return
+        for unit in last.site.units:  # one that is lent anew may take away the next one
+            if not self.is_lent(unit.index):
+                self._lend(unit, self.active)
 
     def _warn_of_autocast(self) -> None:
         """Looks here and not where the model begins: transformers and accelerate turn it on in the model's forward."""
@@ -466,6 +542,15 @@ class Walk:
         if isinstance(sys.exc_info()[1], _OtherThread):
             return
         has_failed = sys.exc_info()[1] not in (None, site.failure_before)
+        try:
+            self._end_site(site, output, has_failed)
+        finally:
+            self._has_run(site)
+        if self._running and self._running[-1].task == _graph_task():
+            with contextlib.suppress(SluiceError) if has_failed else contextlib.nullcontext():
+                self._resume()
+
+    def _end_site(self, site: Site, output: Any, has_failed: bool) -> None:
         site.failure_before = None  # whose traceback holds the tensors of its frames
         if _graph_task() != -1:
             if torch.is_grad_enabled() and not has_failed:  # a reentrant one makes its graph now
@@ -476,7 +561,7 @@ class Walk:
             held = self.held.get(unit.index)
             if held is not None and held.which != BACKWARD:
                 self._release(unit.index)
-        trains = self.active == FORWARD and torch.is_grad_enabled() and not has_failed
+        trains = self.active is not None and torch.is_grad_enabled() and not has_failed
         self._freed.look()
         self._leave()
         if written is not None:
@@ -506,12 +591,34 @@ class Walk:
                     x.register_hook(begins)
                     if x._base is not None and _is_made_since(site.first_node, x._base):
                         x._base.register_hook(begins)
+            if self._running and self._running[-1].inside:
+                self._watch_between(self._running[-1], found)
             return
         for x in leaves:
             if not isinstance(x, (torch.Tensor, *_PLAIN)):
                 raise ArgumentError(f"module \"{site.name}\" returns a {type(x).__name__}, in which its tensors cannot be "
                                     "found; return tensors, tuples, lists or dictionaries, or register the class with "
                                     "torch.utils._pytree")
+
+    def _watch_between(self, running: _Running, outputs: "list[torch.Tensor]") -> None:
+        """Watches what the module has computed itself in front of the last module that it called, or between two of them: backward comes
+        there from the called one, with that one's lease. Autograd goes through a graph in the reverse order of its making."""
+        site, inside = running.site, running.inside
+
+        def resume(*_: Any) -> None:
+            self._lend_backward(site)
+
+        seen: "set[Any]" = set()
+        open_nodes = [x.grad_fn for x in outputs]
+        while open_nodes:
+            node = open_nodes.pop()
+            if node is None or node in seen or hasattr(node, "variable") or node._sequence_nr() < site.first_node:
+                continue
+            seen.add(node)
+            number = node._sequence_nr()
+            if number < inside[-1][0] and not any(begin <= number < end for begin, end in inside):
+                node.register_prehook(resume)
+            open_nodes += [following for following, _ in node.next_functions]
 
     def _take_gradient(self, unit: Unit, member: Member, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
@@ -522,28 +629,53 @@ class Walk:
             raise ArgumentError(f"{member.name} got a gradient in a step in which its module's forward has not run: the program read it "
                                 "outside of that, where it has no values. Call the module that owns it, or name a module that contains "
                                 "both it and what reads it in offload(units=...)")
-        held = self.held.get(unit.index)
-        if held is None or held.which != BACKWARD:
-            address = self._acquire(unit, BACKWARD)
-            if not unit.is_held:
-                self.storages[unit.index].attach(address)
-            held = self.held[unit.index]
-        self.has_gradients = True
-        target = self._views.get((held.gradients, member.tensor))
-        if target is None:
-            target = self._view(held.gradients, member)
+        if self.active == INFERENCE:
+            raise ArgumentError(f"{member.name} got a gradient inside of an evaluation (torch.no_grad() around the model), which has no "
+                                "place for gradients of parameters. For gradients of inputs alone call torch.autograd.grad(outputs, "
+                                "inputs); to train, call the model where gradients are enabled")
         if gradient.is_sparse:
             gradient = gradient.to_dense()
         gradient = gradient.detach()  # with create_graph=True it has a graph
+        held = self.held.get(unit.index)
+        if held is None or held.which != BACKWARD:
+            self._waiting.append((unit, member, gradient))
+            parameter.grad = None
+            if not self.held:
+                self._take_waiting()
+            self.has_gradients = True
+            return
+        self.has_gradients = True
+        self._add_gradient(held, member, gradient)
+        parameter.grad = None
+        held.left -= 1
+        if held.left == 0:
+            self._release(unit.index)
+
+    def _add_gradient(self, held: _Held, member: Member, gradient: torch.Tensor) -> None:
+        target = self._views.get((held.gradients, member.tensor))
+        if target is None:
+            target = self._view(held.gradients, member)
         if member.tensor in held.written:
             target.add_(gradient)
         else:
             target.copy_(gradient)
             held.written.add(member.tensor)
-        parameter.grad = None
-        held.left -= 1
-        if unit.is_held or held.left == 0:
-            self._release(unit.index)
+
+    def _take_waiting(self) -> None:
+        """Gives the engine gradients of units whose module computes nothing now. Each lease takes those that came one behind another."""
+        waiting, self._waiting = self._waiting, []
+        last: Optional[Unit] = None
+        for unit, member, gradient in waiting:
+            if unit is not last:
+                if last is not None:
+                    self._release(last.index)
+                if unit.index in self.held:
+                    self._release(unit.index)
+                self._acquire(unit, BACKWARD)
+            self._add_gradient(self.held[unit.index], member, gradient)
+            last = unit
+        if last is not None:
+            self._release(last.index)
 
     def _view(self, gradients: int, member: Member) -> torch.Tensor:
         """Makes a tensor over a gradient's memory. It is kept: there are few places where gradients wait."""
@@ -554,8 +686,12 @@ class Walk:
         return view
 
     def _backward_ends(self) -> None:
+        if self._waiting:
+            self._take_waiting()
         self.in_backward = False
         self._release_all()
+        if self._running and self._running[-1].task != _graph_task():  # a backward inside of a forward
+            self._resume()
         if self.active == FORWARD and self.announcements is not None:
             self.announcements.backward_ends()
 
