@@ -103,11 +103,21 @@ std::optional<std::uint64_t> common_step(std::span<const CommitOffer> ranks) {
     return rank.newest == step || rank.older == step;
   };
   if (ranks.empty()) return std::nullopt;
-  for (const auto& step : {ranks[0].newest, ranks[0].older}) {
+  const auto& [newest, older] = ranks[0];
+  // No two commits that follow each other are of one step (DurableStore::require_other_step()). So
+  // ranks whose newest commits are of one step have the same newest commit.
+  if (newest && std::ranges::all_of(ranks, [&](const auto& rank) { return rank.newest == newest; }))
+    return newest;
+  // Some ranks are one commit ahead, and what they have before it is what the others have. Two
+  // steps are common only after a restored state has gone back: one rank has 100 and, before it,
+  // the restored 95, and another has 95 and, before it, the 100 that the restored state replaced.
+  // Copies of the replaced 100 may be overwritten. It is the higher one of the two.
+  std::optional<std::uint64_t> common;
+  for (const auto& step : {newest, older}) {
     if (step && std::ranges::all_of(ranks, [&](const auto& rank) { return has(rank, *step); }))
-      return step;
+      common = std::min(common.value_or(*step), *step);
   }
-  return std::nullopt;
+  return common;
 }
 
 }  // namespace sluice

@@ -68,7 +68,10 @@ struct CommitOffer {
   std::optional<std::uint64_t> older;
 };
 
-// The newest step from which every rank can continue. The result is empty if there is no such step.
+// The step of the newest commit that every rank has. The result is empty if there is no such
+// commit. A rank may still have a commit that a restored state of a lower step has replaced. Such a
+// commit counts only while a rank has no commit of the restored state.
+// Requires: the ranks are at most one commit apart, and two successive commits differ in step.
 std::optional<std::uint64_t> common_step(std::span<const CommitOffer> ranks);
 
 }  // namespace sluice

@@ -108,5 +108,21 @@ TEST(CommonStep, IsTheNewestThatAllHave) {
   EXPECT_EQ(common_step(Offers{{0, {}}, {0, {}}}), 0u);
 }
 
+// Commits of steps 90 and 100, then those of a restored state: 95, 100, 105.
+TEST(CommonStep, OfARestoredStateIsNeverOneThatItHasReplaced) {
+  using Offers = std::vector<CommitOffer>;
+  // Not all ranks have the restored state: the old 100 is whole everywhere.
+  EXPECT_EQ(common_step(Offers{{95, 100}, {100, 90}}), 100u);
+  EXPECT_EQ(common_step(Offers{{100, 90}, {95, 100}}), 100u);
+  EXPECT_EQ(common_step(Offers{{95, 100}, {100, {}}}), 100u);
+  // All ranks have it.
+  EXPECT_EQ(common_step(Offers{{95, 100}, {95, 100}}), 95u);
+  EXPECT_EQ(common_step(Offers{{100, 95}, {95, 100}}), 95u);
+  EXPECT_EQ(common_step(Offers{{95, 100}, {100, 95}, {95, 100}}), 95u);
+  EXPECT_EQ(common_step(Offers{{100, 95}, {95, {}}}), 95u);
+  EXPECT_EQ(common_step(Offers{{100, 95}, {100, 95}}), 100u);
+  EXPECT_EQ(common_step(Offers{{105, 100}, {100, 95}}), 100u);
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -17,6 +17,8 @@ namespace {
 constexpr std::uint32_t kBlocksMax = 2;
 constexpr std::uint32_t kRanksMax = 2;
 constexpr std::uint8_t kNoStep = 0xff;
+// The versions of a state that another one has been restored over.
+constexpr std::uint8_t kReplaced = 0x40;
 
 enum class Way : std::uint8_t { kIdle, kInLane, kStoring, kTentative };
 enum class Commit : std::uint8_t { kNone, kFlushing, kWriting };
@@ -37,6 +39,7 @@ struct Block {
 
 struct Record {
   std::uint8_t step = kNoStep;
+  std::uint8_t version = kNoStep;  // of the copies: the step, or a replaced state
   std::array<std::uint8_t, kBlocksMax> copies{};
 };
 
@@ -46,9 +49,10 @@ struct Rank {
   std::array<Record, kCommitSlots> slots;
   Record next;  // being written
   Commit commit = Commit::kNone;
-  std::uint8_t step = 0;     // that is whole
-  std::uint8_t begun = 0;    // whose commit has begun
-  std::uint8_t durable = 0;  // whose commit has ended
+  std::uint8_t newest = 0;  // slot
+  std::uint8_t step = 0;    // that is whole
+  std::int8_t begun = 0;    // whose commit has begun; -1: none since the restored state
+  std::int8_t durable = 0;  // whose commit has ended
 };
 
 struct State {
@@ -78,10 +82,19 @@ class Explorer {
     State state;
     for (Rank& rank : state.ranks) {
       rank.copies = PlaneCopies(protocol_.blocks, protocol_.copies);
-      for (Block& block : rank.blocks) block.copies[0] = {0, true};
-      rank.slots[0].step = 0;
+      const auto over = static_cast<std::uint8_t>(protocol_.restored_over);
+      const auto version = static_cast<std::uint8_t>(over == 0 ? 0 : kReplaced | over);
+      for (Block& block : rank.blocks) block.copies[0] = {version, true};
+      rank.slots[0] = {.step = over, .version = version};
       for (std::uint32_t block = 0; block < protocol_.blocks; ++block)
         rank.copies.restore(block, 0);
+      if (over == 0) continue;
+      rank.begun = rank.durable = -1;
+      for (std::uint32_t id = 0; id < protocol_.blocks; ++id) {
+        const std::uint8_t target = *rank.copies.target(id, PlaneCopies::InPlace::kYes);
+        rank.blocks[id].copies[target] = {0, false};
+        rank.copies.stored(id, target);
+      }
     }
     return state;
   }
@@ -184,26 +197,22 @@ class Explorer {
         moved.blocks[block].copies[rank.next.copies[block]].is_flushed = true;
       moved.commit = Commit::kWriting;
     } else if (rank.commit == Commit::kWriting) {
-      moved.slots[older_slot(rank)] = rank.next;
+      moved.newest = 1 - rank.newest;
+      moved.slots[moved.newest] = rank.next;
       moved.commit = Commit::kNone;
-      moved.durable = rank.next.step;
+      moved.durable = static_cast<std::int8_t>(rank.next.step);
       if (protocol_.frees_without_vote) moved.copies.end_commit();
     } else if (is_due(rank.step) && rank.begun < rank.step && !rank.copies.is_committing()) {
       moved.copies.begin_commit();
-      moved.begun = rank.step;
+      moved.begun = static_cast<std::int8_t>(rank.step);
       moved.commit = Commit::kFlushing;
-      moved.next.step = rank.step;
+      moved.next.step = moved.next.version = rank.step;
       for (std::uint32_t block = 0; block < protocol_.blocks; ++block)
         moved.next.copies[block] = moved.copies.named_by_next(block);
     } else {
       return;
     }
     visit(std::move(next));
-  }
-
-  static std::uint32_t older_slot(const Rank& rank) {
-    if (rank.slots[1].step == kNoStep) return 1;
-    return rank.slots[0].step < rank.slots[1].step ? 0 : 1;
   }
 
   void vote(const State& state) {
@@ -239,39 +248,43 @@ class Explorer {
     block.is_early = false;
   }
 
+  // The newest record and the one before it.
+  using Leaving = std::array<Record, kCommitSlots>;
+
   // The records of the rank that a power cut may leave: with the new one, or without it.
-  static std::vector<std::array<Record, kCommitSlots>> leavings(const Rank& rank) {
-    std::vector<std::array<Record, kCommitSlots>> all{rank.slots};
-    if (rank.commit != Commit::kWriting) return all;
-    all.push_back(rank.slots);
-    all.back()[older_slot(rank)] = rank.next;
+  static std::vector<Leaving> leavings(const Rank& rank) {
+    const Record& newest = rank.slots[rank.newest];
+    std::vector<Leaving> all{{newest, rank.slots[1 - rank.newest]}};
+    if (rank.commit == Commit::kWriting) all.push_back({rank.next, newest});
     return all;
   }
 
   void check_openable(const State& state) {
     const Rank& second = state.ranks[protocol_.ranks - 1];
-    for (const auto& one : leavings(state.ranks[0]))
-      for (const auto& other : leavings(second))
+    for (const Leaving& one : leavings(state.ranks[0]))
+      for (const Leaving& other : leavings(second))
         if (!opens(state, {&one, &other})) outcome_.unopenable = text_of(state);
   }
 
-  bool opens(const State& state,
-             const std::array<const std::array<Record, kCommitSlots>*, kRanksMax>& left) const {
+  bool opens(const State& state, const std::array<const Leaving*, kRanksMax>& left) const {
     std::vector<CommitOffer> offers;
     for (std::uint32_t at = 0; at < protocol_.ranks; ++at) {
-      const auto [less, more] = std::ranges::minmax(
-          *left[at], {}, [](const Record& record) { return (record.step + 1) & 0xff; });
-      CommitOffer offer{.newest = more.step, .older = std::nullopt};
-      if (less.step != kNoStep) offer.older = less.step;
+      const auto& [newest, older] = *left[at];
+      CommitOffer offer{.newest = newest.step, .older = std::nullopt};
+      if (older.step != kNoStep) offer.older = older.step;
       offers.push_back(offer);
     }
     const auto step = common_step(offers);
     if (!step) return false;
+    const auto record_of = [&](std::uint32_t at) {
+      return *std::ranges::find(*left[at], *step, &Record::step);
+    };
     for (std::uint32_t at = 0; at < protocol_.ranks; ++at) {
-      const auto record = std::ranges::find(*left[at], *step, &Record::step);
+      const Record record = record_of(at);
+      if (record.version != record_of(0).version) return false;
       for (std::uint32_t id = 0; id < protocol_.blocks; ++id) {
-        const Copy& copy = state.ranks[at].blocks[id].copies[record->copies[id]];
-        if (copy.version != *step || !copy.is_flushed) return false;
+        const Copy& copy = state.ranks[at].blocks[id].copies[record.copies[id]];
+        if (copy.version != record.version || !copy.is_flushed) return false;
       }
     }
     return true;
@@ -284,7 +297,8 @@ class Explorer {
     for (std::uint32_t at = 0; at < protocol_.ranks; ++at) {
       const Rank& rank = state.ranks[at];
       add(rank.step, rank.begun, rank.durable, rank.commit, rank.copies.is_committing());
-      for (const Record& record : rank.slots) add(record.step);
+      add(rank.newest);
+      for (const Record& record : rank.slots) add(record.step, record.version);
       add(rank.commit == Commit::kNone ? kNoStep : rank.next.step);
       for (std::uint32_t id = 0; id < protocol_.blocks; ++id) {
         const Block& block = rank.blocks[id];

@@ -33,6 +33,9 @@ struct SmallProtocol {
   std::uint32_t steps = 4;
   std::uint32_t commit_every = 1;
   SmallPolicy policy = SmallPolicy::kDeferred;
+  // If this is not 0, the store has a commit of this step, and a state of step 0 has just been
+  // restored over it. The first commit is the commit of the restored state.
+  std::uint32_t restored_over = 0;
   // Deliberate errors in the protocol.
   bool votes_without_commit = false;  // a rank votes before its own commit is durable
   bool frees_without_vote = false;    // copies are free when this rank's commit is durable

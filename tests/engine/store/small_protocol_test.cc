@@ -34,6 +34,33 @@ TEST(SmallProtocol, HasNoDeadlockAndAlwaysOpens) {
   }
 }
 
+// A state of step 0 is restored over the only commit of a store, and trains up to that commit's
+// step and beyond it.
+TEST(SmallProtocol, RestoredStatesAreNeverMixedWithWhatTheyReplaced) {
+  const bool is_slow = campaign(1).cases > 1;
+  for (const auto policy :
+       {SmallPolicy::kDeferred, SmallPolicy::kEager, SmallPolicy::kSpeculative}) {
+    for (const std::uint8_t copies : {std::uint8_t{2}, std::uint8_t{3}}) {
+      for (const std::uint32_t every : {1u, 2u}) {
+        for (const std::uint32_t over : {1u, 2u, 3u}) {
+          SCOPED_TRACE(testing::Message()
+                       << "policy " << static_cast<int>(policy) << ", " << int{copies}
+                       << " copies, every " << every << ", over " << over);
+          const SmallOutcome outcome = explore({.blocks = every,
+                                                .copies = copies,
+                                                .steps = is_slow ? 4u : 3u,
+                                                .commit_every = every,
+                                                .policy = policy,
+                                                .restored_over = over});
+          EXPECT_EQ(outcome.deadlock, "");
+          EXPECT_EQ(outcome.unopenable, "");
+          EXPECT_TRUE(outcome.ended);
+        }
+      }
+    }
+  }
+}
+
 // A rank that votes while its flush is under way: the stores of the step then wait for the next
 // vote, and that one for them.
 TEST(SmallProtocol, VotingWithoutTheCommitIsADeadlock) {
