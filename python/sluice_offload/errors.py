@@ -85,7 +85,8 @@ def _in_words_of_torch(message: str) -> str:
         return f"{message}. state_dict(), save(), step() and forward are calls that all processes make"
     if "gradient" in message and "not finite" in message:
         return (f"{message}. A loss that reads parameters outside of their module's forward, such as a penalty on weights, gives such "
-                "gradients, too; where another module's forward reads them, name a module that contains both in units=. So does double "
+                "gradients, too; where another module's forward reads them, name a module that contains both in units=. So does a tensor "
+                "that leaves a unit's forward by another object: return it, or keep it in an attribute of its module. So does double "
                 "backward (create_graph=True), which sluice_offload.optim supports")
     return message
 

@@ -24,7 +24,8 @@ import threading
 import warnings
 import weakref
 from functools import partial
-from typing import Any, Callable, Optional
+from itertools import islice
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 from torch import nn
@@ -43,11 +44,21 @@ from .units import Member, Site, Unit, Units
 
 _graph_task = torch._C._current_graph_task_id  # -1 outside of backward
 _next_node = torch._C._autograd._get_sequence_nr  # autograd's count of this thread's nodes
+_OF_MODULES = len(nn.Module().__dict__)  # attributes that every module has, in front of a program's own
+_KEPT_MAX = 64  # of the last tensors in a list that a module keeps
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
 def _is_made_since(node: int, x: torch.Tensor) -> bool:
     return x.grad_fn is not None and x.grad_fn._sequence_nr() >= node
+
+
+def _attributes(module: nn.Module, sites: "set[int]") -> "Iterator[dict[str, Any]]":
+    """The attributes of a site and of the modules inside of it, up to other sites."""
+    yield module.__dict__
+    for child in module.children():
+        if id(child) not in sites:
+            yield from _attributes(child, sites)
 
 
 class _Hook:
@@ -166,7 +177,9 @@ class Walk:
             torch._dynamo.reset()
         # In every place: whether they are trained, and what shows when a program has put others there.
         self._parameters: "list[tuple[Member, bool, torch.Tensor, dict[str, Any], str, int]]" = []
+        sites = {id(site.module) for site in units.sites}
         for site in units.sites:
+            site.kept = list(_attributes(site.module, sites))
             site.values = [tensor for unit in site.units for _, tensor in self._values[unit.index]]
             self._watch(site)
         # After the hooks of the sites, of which the root may be one: the last to be prepended is the first to run.
@@ -584,6 +597,11 @@ class Walk:
         later gets another node, and leaves its hook behind: what it is a view of keeps its own."""
         leaves = [output] if isinstance(output, torch.Tensor) else tree_flatten(output)[0]
         found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+        has_outputs = bool(found)
+        for attributes in site.kept:
+            for value in islice(attributes.values(), _OF_MODULES, None):
+                if isinstance(value, (torch.Tensor, list, tuple, dict)):
+                    found += self._kept_in(value)
         if found:
             begins = _BackwardBegins(self, site)
             for x in found:
@@ -593,12 +611,19 @@ class Walk:
                         x._base.register_hook(begins)
             if self._running and self._running[-1].inside:
                 self._watch_between(self._running[-1], found)
+        if has_outputs:
             return
         for x in leaves:
             if not isinstance(x, (torch.Tensor, *_PLAIN)):
                 raise ArgumentError(f"module \"{site.name}\" returns a {type(x).__name__}, in which its tensors cannot be "
                                     "found; return tensors, tuples, lists or dictionaries, or register the class with "
                                     "torch.utils._pytree")
+
+    @staticmethod
+    def _kept_in(value: Any) -> "list[torch.Tensor]":
+        """Tensors that a module keeps in an attribute, such as a loss of its own, from which backward may come to it."""
+        values = [value] if isinstance(value, torch.Tensor) else list(value.values() if isinstance(value, dict) else value[-_KEPT_MAX:])
+        return [x for x in values[-_KEPT_MAX:] if isinstance(x, torch.Tensor) and x.requires_grad]
 
     def _watch_between(self, running: _Running, outputs: "list[torch.Tensor]") -> None:
         """Watches what the module has computed itself in front of the last module that it called, or between two of them: backward comes

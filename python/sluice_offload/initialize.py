@@ -119,12 +119,14 @@ def _take_groups(settings: "dict[str, Any]", model: nn.Module, parameters: "Iter
     probe = torch.optim.AdamW([{"params": list(group["params"])} for group in given])
     described = describe(probe, model, units)  # or an error of coverage
     groups = [{"tensors": group["tensors"]} for group in described["groups"]]
+    for group in given:
+        unknown = set(group) - {"params", "lr", "weight_decay", "name"}
+        if unknown:
+            raise ArgumentError(f"model_parameters: of a group only lr and weight_decay can be given, not {sorted(unknown)}; the config's "
+                                "optimizer has everything else, for all groups")
     if not any(set(group) & {"lr", "weight_decay"} for group in given):
         return
     for made, group in zip(groups, given):
-        unknown = set(group) - {"params", "lr", "weight_decay", "name"}
-        if unknown:
-            raise ArgumentError(f"model_parameters: of a group only lr and weight_decay can be given, not {sorted(unknown)}")
         if "lr" in group:
             rate = float(section.get("learning_rate", 0))
             if rate <= 0:

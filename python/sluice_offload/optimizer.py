@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 import weakref
 from typing import Any, Callable, Optional
 
@@ -56,10 +57,29 @@ def _has_text(value: Any) -> bool:
     return True
 
 
-def _matches(pattern: str, name: str) -> bool:
-    """As the config's patterns: '*' is any characters, '?' one."""
-    translated = "".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
-    return re.fullmatch(translated, name, re.DOTALL) is not None
+class _Groups:
+    """Which of the config's groups a parameter is in: the first of which a pattern is its name. '*' is any characters, '?' one."""
+
+    def __init__(self, groups: "list[dict[str, Any]]") -> None:
+        self._names: "dict[str, int]" = {}  # patterns without either, of which a given torch optimizer makes one per parameter
+        self._patterns: "list[tuple[re.Pattern[str], int]]" = []
+        for i, group in enumerate(groups):
+            for pattern in group["tensors"]:
+                if "*" not in pattern and "?" not in pattern:
+                    self._names.setdefault(pattern, i)
+                    continue
+                translated = "".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
+                self._patterns.append((re.compile(translated, re.DOTALL), i))
+
+    def place_of(self, member: Member) -> int:
+        """Counts from 1; 0 is the group of all others."""
+        found = self._names.get(member.name, sys.maxsize)
+        for pattern, i in self._patterns:
+            if i >= found:
+                break
+            if pattern.fullmatch(member.name):
+                return i + 1
+        return 0 if found == sys.maxsize else found + 1
 
 
 class OffloadOptimizer(torch.optim.Optimizer):
@@ -95,10 +115,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._given_rates: "list[float]" = []  # that one's, as they were when this one took them
         groups: "list[dict[str, Any]]" = [
             {"params": [], "lr": lr * factor} for factor in factors]
+        places = _Groups(patterns)
         for unit in units.units:
             for member in unit.members:
                 if not unit.is_frozen:
-                    groups[_group_of(member, patterns)]["params"].append(member.parameter)
+                    groups[places.place_of(member)]["params"].append(member.parameter)
         # torch refuses a first group without parameters; otherwise engine and torch count alike.
         self._has_rest = bool(groups[0]["params"])
         self.factors = factors if self._has_rest else factors[1:]  # of the config's learning rate, by group
@@ -468,13 +489,6 @@ class OffloadOptimizer(torch.optim.Optimizer):
 # torch's schedulers patch step() to learn that it was called, and warn of an optimizer that they have not patched, such as one
 # that takes the place of theirs.
 OffloadOptimizer.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-
-
-def _group_of(member: Member, patterns: "list[dict[str, Any]]") -> int:
-    for i, group in enumerate(patterns):
-        if any(_matches(pattern, member.name) for pattern in group["tensors"]):
-            return i + 1
-    return 0
 
 
 def _buffers_of(saved: Any) -> SavedBuffers:

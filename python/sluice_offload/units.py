@@ -19,6 +19,7 @@ from typing import Any, Iterable, Iterator, Optional, Sequence
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .errors import ArgumentError
@@ -27,6 +28,9 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MIXED = {torch.float32, torch.bfloat16}
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Transformer,
                nn.TransformerEncoder, nn.TransformerDecoder)
+
+# Also where a class of a program's own wraps their forward.
+_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 @dataclasses.dataclass
@@ -72,6 +76,7 @@ class Site:
     first_node: int = 0  # autograd's count of nodes when its forward began
     failure_before: Optional[BaseException] = None  # that was being handled then
     values: "list[torch.Tensor]" = dataclasses.field(default_factory=list)  # of its units, as modules hold them
+    kept: "list[dict[str, Any]]" = dataclasses.field(default_factory=list)  # where its modules keep what the program assigns
     versions: "list[int]" = dataclasses.field(default_factory=list)  # of its parameters, when its forward began
 
 
@@ -97,8 +102,16 @@ class Units:
 
 
 def is_of_torch(module: nn.Module) -> bool:
-    """A module of torch's own that reads the weights of those inside without calling them, as MultiheadAttention does."""
-    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, _CONTAINERS)
+    """A module of torch's own, or of a class that inherits its forward, which reads the weights of those inside without calling them, as
+    MultiheadAttention does."""
+    if isinstance(module, _CONTAINERS):
+        return False
+    if isinstance(module, _READERS):
+        return True
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.nn.modules."):
+            return kind is not nn.Module and type(module).forward is kind.forward
+    return False
 
 
 def _classes(model: nn.Module, units: "Sequence[type | str] | None") -> "tuple[set[str], tuple[type, ...], set[int]]":
@@ -114,9 +127,12 @@ def _classes(model: nn.Module, units: "Sequence[type | str] | None") -> "tuple[s
 
 
 def _lists_of(module: nn.Module, prefix: str = "") -> "Iterator[tuple[str, nn.Module]]":
-    """The lists and dictionaries of parameters that a module reads without calling them, with those inside of them."""
+    """The lists and dictionaries of parameters that a module reads without calling them, with those inside of them, and the
+    parametrizations that compute its weights, which may be views of their own parameters."""
     for name, child in module.named_children():
-        if isinstance(child, (nn.ParameterList, nn.ParameterDict)):
+        if name == "parametrizations" and is_parametrized(module):
+            yield from ((f"{prefix}{name}.{inner}" if inner else prefix + name, part) for inner, part in child.named_modules())
+        elif isinstance(child, (nn.ParameterList, nn.ParameterDict)):
             yield prefix + name, child
             yield from _lists_of(child, f"{prefix}{name}.")
 

@@ -1,11 +1,12 @@
-"""Modules that call each other otherwise than a parent its children, and tensors that leave a module otherwise than by its return
-value."""
+"""Modules that call each other otherwise than a parent its children, tensors that leave a module otherwise than by its return value,
+and modules whose class is partly torch's."""
 
 import copy
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import sluice_offload as sluice
@@ -264,3 +265,118 @@ def test_gradients_inside_of_a_forward(settings):
     with pytest.raises(sluice.ArgumentError, match="\"descends\".*\"other\".*attribute"):
         model(torch.ones(1, WIDTH))
     ours.close()
+
+
+class KeepsLoss(nn.Module):
+    """Keeps a loss of its own in an attribute, as routers do."""
+
+    def __init__(self, into=None):
+        super().__init__()
+        self.a, self.gate, self.into = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4), into
+
+    def forward(self, x):
+        y = self.a(x)
+        loss = self.gate(x).square().mean()
+        if self.into == "list":
+            self.losses = [1, loss]
+        elif self.into == "dictionary":
+            self.losses = {"gate": loss}
+        else:
+            self.losses = loss
+        return y
+
+    def taken(self):
+        return {"list": lambda: self.losses[1], "dictionary": lambda: self.losses["gate"]}.get(self.into, lambda: self.losses)()
+
+
+@pytest.mark.parametrize("into", [None, "list", "dictionary"])
+def test_losses_that_modules_keep(settings, into):
+    torch.manual_seed(0)
+    model = nn.Sequential(KeepsLoss(into), KeepsLoss(into))
+    assert_trains_as_torch(settings, model, lambda model, x: model(x).square().mean() + sum(module.taken() for module in model),
+                           units=[KeepsLoss])
+
+
+def test_losses_that_leave_otherwise(settings):
+    """The error says what to do."""
+    elsewhere = []
+
+    class Leaks(KeepsLoss):
+        def forward(self, x):
+            y = self.a(x)
+            elsewhere.append(self.gate(x).square().mean())
+            return y
+
+    model = nn.Sequential(Leaks(), Leaks())
+    ours = sluice.offload(model, settings, lr=1e-2)
+    (model(torch.ones(1, WIDTH)).sum() + elsewhere[1]).backward()
+    with pytest.raises(sluice.NonFiniteError, match="leaves a unit's forward by another object: return it"):
+        ours.step()
+    ours.close()
+
+
+class Symmetric(nn.Module):
+    def forward(self, x):
+        return x.triu() + x.triu(1).mT
+
+
+class View(nn.Module):
+    def forward(self, x):
+        return x.view(x.shape)
+
+
+class Parametrized(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(WIDTH, WIDTH) / 3)
+        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        parametrize.register_parametrization(self, "w", by)
+
+    def forward(self, x):
+        return self.two(self.one(x)) @ self.w
+
+    def __deepcopy__(self, memo):
+        other = Parametrized(copy.deepcopy(self.parametrizations.w[0]))
+        other.load_state_dict(self.state_dict())
+        return other
+
+
+@pytest.mark.parametrize("by", [Symmetric, View])
+def test_a_parametrized_module_is_none_of_torch(settings, by):
+    torch.manual_seed(0)
+    model = Parametrized(by())
+    assert sorted(unit.name for unit in sluice.find_units(model).units) == ["ParametrizedParametrized", "one", "two"]
+    assert_trains_as_torch(settings, model, mean_square)
+
+
+def test_data_parallel_is_no_unit(settings):
+    torch.manual_seed(0)
+    model = nn.DataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)))
+    assert [unit.name for unit in sluice.find_units(model).units] == ["module.0", "module.1"]
+    assert_trains_as_torch(settings, model, mean_square)
+
+
+class OwnAttention(nn.MultiheadAttention):
+    pass
+
+
+class WrappedAttention(nn.MultiheadAttention):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("attention", [OwnAttention, WrappedAttention])
+def test_classes_that_inherit_from_torch(settings, attention):
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.attention = nn.Linear(WIDTH, WIDTH), attention(WIDTH, 2, batch_first=True, bias=False)
+
+        def forward(self, x):
+            h = self.before(x)
+            return self.attention(h, h, h)[0]
+
+    torch.manual_seed(0)
+    model = Attends()
+    assert [unit.name for unit in sluice.find_units(model).units] == ["before", "attention"]
+    assert_trains_as_torch(settings, model, mean_square)

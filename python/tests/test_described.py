@@ -1,6 +1,7 @@
 """Optimizers of torch as descriptions: a state that the constructor makes, and names of groups."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -130,3 +131,27 @@ def test_model_parameters_with_a_parameter_of_two_names(plain):
     assert engine.get_lr() == pytest.approx([1e-2, 1e-3])
     assert engine.config["optimizer"]["groups"][0]["tensors"] == ["scales.0"]
     engine.destroy()
+
+
+def test_groups_of_many_parameters(plain, monkeypatch):
+    """Each parameter's group is found without a look at the names of all others. 2000 layers took minutes."""
+    looked_at = []
+    monkeypatch.setattr("sluice_offload.optimizer.re.fullmatch", lambda *a: looked_at.append(a) or re.compile(a[0], *a[2:]).fullmatch(a[1]))
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(50)))
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    weights = [p for p in model.parameters() if p.dim() == 2]
+    given = torch.optim.AdamW([{"params": biases, "weight_decay": 0.0}, {"params": weights}], lr=1e-3)
+    ours = sluice.offload(model, plain, optimizer=given)
+    assert [group["params"] for group in ours.param_groups] == [biases, weights]
+    assert len(looked_at) <= 100
+    ours.close()
+
+
+def test_the_first_group_that_names_a_parameter(plain):
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+    plain["optimizer"]["groups"] = [{"tensors": ["1.bias", "?.weight"], "weight_decay": 0.0}, {"tensors": ["0.weight", "2.bias"]},
+                                    {"tensors": ["*.bias"], "weight_decay": 0.5}]
+    ours = sluice.offload(model, plain)
+    found = [[name for name, p in model.named_parameters() if any(p is q for q in group["params"])] for group in ours.param_groups]
+    assert found == [["0.weight", "1.weight", "1.bias", "2.weight"], ["2.bias"], ["0.bias"]]
+    ours.close()

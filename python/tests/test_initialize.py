@@ -290,6 +290,10 @@ def test_param_groups_for_the_configs_optimizer(deepspeed):
     engine.destroy()
     with pytest.raises(sluice.ArgumentError, match="no group for blocks"):
         sluice.initialize(model=model, config=deepspeed, model_parameters=[model.embedding.weight, model.positions], units=[Block])
+    model = tiny()
+    for key, value in (("betas", (0.9, 0.99)), ("eps", 1e-6)):  # also without an lr or weight_decay of any group
+        with pytest.raises(sluice.ArgumentError, match=f"not \\['{key}'\\].*config's optimizer"):
+            sluice.initialize(model=model, config=deepspeed, model_parameters=[{"params": model.parameters(), key: value}], units=[Block])
 
 
 class Scaled(torch.nn.Module):
