@@ -12,6 +12,7 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -25,7 +26,7 @@
 #include "base/aligned_buffer.h"
 #include "base/file_flush.h"
 #include "base/fork_closed.h"
-#include "base/random_suffix.h"
+#include "engine/checkpoint/checkpoint_leftovers.h"
 
 namespace sluice {
 namespace {
@@ -33,8 +34,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
-constexpr std::string_view kUnfinished = ".new-";
-constexpr std::string_view kRemoved = ".old-";
 constexpr const char* kLatest = "latest";
 constexpr std::string_view kOwner = "host ";  // the beginning of a lock file
 
@@ -83,8 +82,7 @@ void make_folder(const std::string& path) {
 // At every moment, a checkpoint either has its name and is whole, or has no name.
 void remove_checkpoint(const std::string& root, const CheckpointName& name) {
   const std::string path = root + "/" + name.text();
-  const std::string doomed =
-      fmt::format("{}/{}{}-{}", root, kRemoved, name.text(), random_suffix());
+  const std::string doomed = removed_path(root, name.text());
   if (::rename(path.c_str(), doomed.c_str()) != 0) fail_with("removal", path, errno);
   std::error_code error;
   fs::remove_all(doomed, error);
@@ -93,7 +91,7 @@ void remove_checkpoint(const std::string& root, const CheckpointName& name) {
 
 void replace_link(const std::string& root, const std::string& target) {
   const std::string link = root + "/" + kLatest;
-  const std::string fresh = root + "/" + std::string(kUnfinished) + kLatest;
+  const std::string fresh = unfinished_link(root);
   if (::unlink(fresh.c_str()) != 0 && errno != ENOENT) fail_with("removal", fresh, errno);
   if (::symlink(target.c_str(), fresh.c_str()) != 0) fail_with("creation", fresh, errno);
   if (::rename(fresh.c_str(), link.c_str()) == 0) return;
@@ -235,29 +233,12 @@ void CheckpointLock::take(const std::string& root, const std::string& path, int 
     if (::ftruncate(file, 0) != 0) fail_with("truncation", path, errno);
     write_all(file, path, 0, std::as_bytes(std::span(owner)));
   }
-  remove_leftovers(root);
-}
-
-// Those that cannot be removed are in nothing's way.
-void CheckpointLock::remove_leftovers(const std::string& root) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(root, error))
-    names.push_back(entry.path().filename().string());
-  for (const std::string& name : names) {
-    const bool is_unfinished = name.starts_with(kUnfinished);
-    if (!is_unfinished && !name.starts_with(kRemoved)) continue;
-    fs::remove_all(root + "/" + name, error);
-    notes_.push_back(fmt::format(
-        "checkpoint: \"{}/{}\" {}, and {}", root, name,
-        is_unfinished ? "was never finished" : "is what is left of a removed checkpoint",
-        error ? "cannot be removed: " + errno_text(error.value()) : "has been removed"));
-  }
+  std::ranges::move(remove_leftovers(root), std::back_inserter(notes_));
 }
 
 NewCheckpoint::NewCheckpoint(const std::string& root) : root_(root), lock_(root) {
   notes_ = lock_.notes();
-  const std::string path = fmt::format("{}/{}{}", root, kUnfinished, random_suffix());
+  const std::string path = unfinished_path(root);
   if (::mkdir(path.c_str(), 0777) != 0) fail_with("creation", path, errno);
   folder_ = path;
 }
@@ -317,13 +298,15 @@ std::string NewCheckpoint::commit(
     const std::string other = root_ + "/" + name.text();
     const CheckpointKin kin = kin_of(other);
     const bool is_over = keep != 0 && kept >= keep;
-    if (kin == CheckpointKin::kForeign) {
-      if (is_of_this_step || is_over) note_that_stays(other, "model");
+    if (kin == CheckpointKin::kForeign || kin == CheckpointKin::kDamaged) {
+      const bool is_damaged = kin == CheckpointKin::kDamaged;
+      if (is_of_this_step || is_over)
+        note_that_stays(other, is_damaged ? "is damaged" : "is of another model");
     } else if (is_over || (is_of_this_step && kin == CheckpointKin::kSameState)) {
       attempt([&] { remove_checkpoint(root_, name); });
     } else {
       ++kept;
-      if (is_of_this_step) note_that_stays(other, "state of this step");
+      if (is_of_this_step) note_that_stays(other, "is of another state of this step");
     }
   }
   return path;
@@ -331,8 +314,7 @@ std::string NewCheckpoint::commit(
 
 void NewCheckpoint::note_that_stays(const std::string& path, const char* what) {
   notes_.push_back(
-      fmt::format("checkpoint: \"{}\" is of another {}, and stays; remove it if you do not want it",
-                  path, what));
+      fmt::format("checkpoint: \"{}\" {}, and stays; remove it if you do not want it", path, what));
 }
 
 void NewCheckpoint::attempt(const std::function<void()>& action) {

@@ -60,7 +60,6 @@ class CheckpointLock {
   struct Table;
   static Table& table();
   void take(const std::string& root, const std::string& path, int file, bool is_own);
-  void remove_leftovers(const std::string& root);
 
   std::shared_ptr<Held> held_;
   std::vector<std::string> notes_;
@@ -89,10 +88,11 @@ class NewCheckpoint {
   // Gives the checkpoint its name, and returns the path. The caller has already synced every file
   // in the checkpoint. The call removes a checkpoint of the same state, and then the oldest
   // checkpoints of this model until at most `keep` checkpoints of steps up to `step` are left.
-  // Checkpoints of later steps are kept. If `keep` is 0, the call keeps the checkpoints of all
-  // steps. `kin_of` is called with the paths of older checkpoints. Once the checkpoint has its
-  // name, nothing fails any more: a link that cannot be replaced, an old checkpoint that cannot be
-  // removed and one that is kept as another state are notes.
+  // Checkpoints of later steps are kept, and so are those that are damaged or of another model. If
+  // `keep` is 0, the call keeps the checkpoints of all steps. `kin_of` is called with the paths of
+  // older checkpoints. Once the checkpoint has its name, nothing fails any more: a link that cannot
+  // be replaced, an old checkpoint that cannot be removed and one that is kept as another state are
+  // notes.
   std::string commit(std::uint64_t step, std::uint32_t keep,
                      const std::function<CheckpointKin(const std::string& path)>& kin_of);
   // Lines of text for the user.

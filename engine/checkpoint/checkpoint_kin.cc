@@ -37,8 +37,7 @@ CheckpointKin kin_of(const CheckpointManifest& fresh, const std::string& folder)
   try {
     there = read_manifest(folder);
   } catch (const Error& error) {
-    return error.code() == ErrorCode::kDamaged ? CheckpointKin::kSameState
-                                               : CheckpointKin::kForeign;
+    return error.code() == ErrorCode::kDamaged ? CheckpointKin::kDamaged : CheckpointKin::kForeign;
   }
   if (shapes_of(there->state) != shapes_of(fresh.state)) return CheckpointKin::kForeign;
   const bool is_same = there->position.step == fresh.position.step &&

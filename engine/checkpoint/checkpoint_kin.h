@@ -12,14 +12,17 @@
 namespace sluice {
 
 enum class CheckpointKin : std::uint8_t {
-  // The checkpoint has the same bits of state at the same step, or is damaged. The new checkpoint
-  // replaces such a checkpoint.
+  // The checkpoint has the same bits of state at the same step. The new checkpoint replaces such a
+  // checkpoint.
   kSameState,
   // The checkpoint is of a model with the same tensors. The number of checkpoints to keep counts
   // such checkpoints.
   kSameModel,
   // The checkpoint is of another model or of another program, and stays.
   kForeign,
+  // The manifest is damaged, so nothing says which model the checkpoint is of. The checkpoint
+  // stays, and does not count: otherwise, it could take the place of one that is whole.
+  kDamaged,
 };
 
 // Compares the checkpoint in `folder` with the manifest of a new checkpoint. Pieces of tensors are

@@ -107,6 +107,23 @@ TEST_F(CheckpointFolder, AnotherModelDoesNotCount) {
   EXPECT_TRUE(fresh.notes().empty());
 }
 
+TEST_F(CheckpointFolder, ADamagedOneStaysAndDoesNotCount) {
+  for (const std::uint64_t step : {3u, 4u, 5u}) save(step);
+  for (const std::uint32_t keep : {2u, 0u}) {
+    NewCheckpoint fresh(root_);
+    (void)fresh.commit(5, keep, [](const std::string& path) {
+      return path.ends_with("5") ? CheckpointKin::kDamaged : CheckpointKin::kSameModel;
+    });
+    EXPECT_TRUE(fs::exists(root_ + "/step-000000005"));
+    EXPECT_TRUE(fs::exists(root_ + "/step-000000004"));
+    EXPECT_FALSE(fs::exists(root_ + "/step-000000003"));
+    ASSERT_FALSE(fresh.notes().empty());
+    EXPECT_NE(fresh.notes().back().find("step-000000005\" is damaged, and stays"),
+              std::string::npos)
+        << fresh.notes().back();
+  }
+}
+
 TEST_F(CheckpointFolder, ALockFileThatIsSomethingElseStaysAsItIs) {
   const std::string precious = directory_.file("precious");
   std::ofstream(precious) << "precious";
@@ -158,11 +175,12 @@ bool holds_in_child(const std::function<bool()>& body) {
 
 TEST_F(CheckpointFolder, OneProcessWritesAndClearsWhatAnotherLeft) {
   save(1);
-  fs::create_directory(root_ + "/.new-abcdef");
-  std::ofstream(root_ + "/.new-abcdef/data") << "half";
+  fs::create_directory(root_ + "/.new-0123456789abcdef");
+  std::ofstream(root_ + "/.new-0123456789abcdef/data") << "half";
   {
     const CheckpointLock lock(root_);
-    EXPECT_TRUE(is_note(lock.notes(), ".new-abcdef\" was never finished, and has been removed"));
+    EXPECT_TRUE(
+        is_note(lock.notes(), ".new-0123456789abcdef\" was never finished, and has been removed"));
     EXPECT_TRUE(holds_in_child([&] {
       try {
         const CheckpointLock second(root_);
@@ -207,9 +225,34 @@ TEST_F(CheckpointFolder, AChildDoesNotKeepTheLockOfItsParent) {
 }
 
 TEST_F(CheckpointFolder, ASaveRemovesWhatAKilledOneLeftAndSaysSo) {
-  fs::create_directories(root_ + "/.new-0123");
-  EXPECT_TRUE(is_note(save(1), ".new-0123\" was never finished"));
-  EXPECT_FALSE(fs::exists(root_ + "/.new-0123"));
+  fs::create_directories(root_ + "/.new-0123456789abcdef");
+  EXPECT_TRUE(is_note(save(1), ".new-0123456789abcdef\" was never finished"));
+  EXPECT_FALSE(fs::exists(root_ + "/.new-0123456789abcdef"));
+}
+
+// Users' files may begin in the same way.
+TEST_F(CheckpointFolder, OnlyNamesAndFoldersOfCheckpointsAreRemoved) {
+  const std::string suffix = "0123456789abcdef";
+  const std::vector<std::string> kept{
+      ".old-data", ".old-step-000000001",   ".old-step-000000001-copy", ".old-" + suffix,
+      ".new-data", ".new-0123456789ABCDEF", ".new-" + suffix + "0"};
+  for (const std::string& name : kept) {
+    fs::create_directories(root_ + "/" + name);
+    std::ofstream(root_ + "/" + name + "/model.safetensors") << "precious";
+  }
+  fs::create_directories(root_ + "/.new-ffffffffffffffff/src");  // no checkpoint has folders
+  std::ofstream(root_ + "/.old-step-000000002-" + suffix) << "a file";
+  fs::create_directory_symlink(".old-data", root_ + "/.new-00000000000000ff");
+  EXPECT_EQ(save(1), Names{});
+  for (const std::string& name : kept)
+    EXPECT_EQ(file_text(root_ + "/" + name + "/model.safetensors"), "precious") << name;
+  EXPECT_TRUE(fs::exists(root_ + "/.new-ffffffffffffffff/src"));
+  EXPECT_TRUE(fs::exists(root_ + "/.old-step-000000002-" + suffix));
+  EXPECT_TRUE(fs::is_symlink(root_ + "/.new-00000000000000ff"));
+  fs::create_directory(root_ + "/.old-step-000000003.12-" + suffix);
+  EXPECT_TRUE(is_note(save(2), ".old-step-000000003.12-"));
+  fs::create_symlink("step-000000001", root_ + "/.new-latest");
+  EXPECT_TRUE(is_note(save(3), ".new-latest\" was never finished"));
 }
 
 // As `cp -rL` makes it. The checkpoint has its name by then.

@@ -243,6 +243,15 @@ TEST_F(DamagedCheckpoint, AManifestThatWasChangedIsFound) {
   expect_words(fail(ErrorCode::kDamaged), {"sluice_state.json", "\"checksum\"", help_});
 }
 
+// Nothing says whose it is, and it must not take the place of one that is whole.
+TEST_F(DamagedCheckpoint, OneWithADamagedManifestStaysAndDoesNotCount) {
+  const std::string damaged = train_and_save(config_, {.steps = 2}, {.keep = 0});
+  flip(damaged + "/sluice_state.json", 100);
+  (void)train_and_save(config_, {.steps = 3}, {.keep = 2});
+  EXPECT_TRUE(fs::exists(damaged));
+  CheckpointSource(folder_).verify();
+}
+
 // The checksum comes behind it, and text functions of JSON call themselves for each level.
 TEST_F(DamagedCheckpoint, AManifestOfAMillionLevelsIsDamaged) {
   rewrite("{", R"({"a":)" + std::string(1'000'000, '[') + std::string(1'000'000, ']') + ",");

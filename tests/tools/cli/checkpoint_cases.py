@@ -268,9 +268,9 @@ class Checkpoints(CliCase):
         newest, second = self.names()[:0:-1]
         self.flip(newest, "optimizer-00001-of-00001.safetensors")
         os.truncate(self.path("kept", second, "sluice_state.json"), 50)
-        os.mkdir(self.path("kept", ".new-abcdef"))
+        os.mkdir(self.path("kept", ".new-0123456789abcdef"))
         done = self.run_sluice("train", self.write_config(BASE), "--quiet", "--json", "run.json", *EVERY, "--resume")
-        for word in (newest, second, "checksum", "50 bytes", ".new-abcdef"):
+        for word in (newest, second, "checksum", "50 bytes", ".new-0123456789abcdef"):
             self.assertIn(word, done.stderr)
         run = self.read_json("run.json")
         self.assertEqual((run["resumed_steps"], run["state_sha256"]), (STEPS - 2, expected))

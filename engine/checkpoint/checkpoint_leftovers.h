@@ -1,0 +1,24 @@
+// Names in a folder of checkpoints that begin with a dot: of checkpoints that are being written,
+// and of those that are being removed. A killed process leaves them behind.
+//
+// Thread rule: one thread, which has the folder's lock.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+// The path under which a new checkpoint is written. The name is random.
+std::string unfinished_path(const std::string& root);
+// The path of the link that takes the place of "latest".
+std::string unfinished_link(const std::string& root);
+// The path under which the checkpoint `name` is removed. The name is random.
+std::string removed_path(const std::string& root, const std::string& name);
+
+// Removes what the three functions above have named. Other names stay, also if they begin in the
+// same way, and so does what no checkpoint can be: files and links, and folders that hold something
+// other than files. Returns a line of text for the user for each name.
+std::vector<std::string> remove_leftovers(const std::string& root);
+
+}  // namespace sluice
