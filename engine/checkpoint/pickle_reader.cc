@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include <sluice/units.h>
 
 namespace sluice {
 namespace {
@@ -24,6 +25,9 @@ constexpr std::array<std::string_view, 9> kNames{"torch._utils._rebuild_tensor_v
                                                  "torch.LongStorage",
                                                  "torch.IntStorage"};
 constexpr std::size_t kStackMax = 1 << 16;
+// The reader copies the keys, names, shapes and strides of tensors. A value may be named again and
+// again with few bytes, so that the copies could take far more memory than the file has bytes.
+constexpr std::uint64_t kCopiedBytesMax = 64_MiB;
 constexpr std::uint64_t kExtentMax = std::uint64_t{1} << 48;
 
 class PickleMachine {
@@ -102,13 +106,21 @@ class PickleMachine {
   bool remember(unsigned char opcode);
   bool collect(unsigned char opcode);
   bool build(unsigned char opcode);
+  void count_copied(std::uint64_t bytes) {
+    copied_bytes_ += bytes;
+    if (copied_bytes_ > kCopiedBytesMax)
+      fail(fmt::format("its tensors have more than {} B of keys and shapes", kCopiedBytesMax));
+  }
+  static std::uint64_t copied_bytes(const PickleStorage& storage) {
+    return sizeof storage + storage.type.size() + storage.key.size();
+  }
   void push_tuple(std::size_t count);
   void set_items(const PickleObject& target, const std::vector<PickleObject>& items);
   void push_global();
   void push_storage();
   void reduce();
   void rebuild_tensor(const PickleSequence& arguments);
-  std::vector<std::uint64_t> extents(const PickleObject& object) const;
+  std::vector<std::uint64_t> extents(const PickleObject& object);
   std::uint64_t count_of(const PickleObject& object) const;
 
   // Empties every object before the first one dies. Otherwise the end of a value would end those in
@@ -129,6 +141,7 @@ class PickleMachine {
   std::shared_ptr<Objects> all_ = std::make_shared<Objects>();
   std::size_t at_ = 0;
   std::size_t opcode_at_ = 0;
+  std::uint64_t copied_bytes_ = 0;
   std::vector<PickleObject> stack_;
   std::vector<std::size_t> marks_;
   std::map<std::uint32_t, PickleObject> memo_;
@@ -249,9 +262,10 @@ void PickleMachine::push_storage() {
   const auto& id = as<PickleSequence>(object, "a storage");
   if (id.items.size() != 5 || as<std::string>(id.items[0], "a storage") != "storage")
     fail("expected a storage");
-  push(PickleStorage{.type = as<PickleGlobal>(id.items[1], "a storage's type").name,
-                     .key = as<std::string>(id.items[2], "a storage's key"),
-                     .element_count = count_of(id.items[4])});
+  const std::string& type = as<PickleGlobal>(id.items[1], "a storage's type").name;
+  const auto& key = as<std::string>(id.items[2], "a storage's key");
+  count_copied(sizeof(PickleStorage) + type.size() + key.size());
+  push(PickleStorage{.type = type, .key = key, .element_count = count_of(id.items[4])});
 }
 
 void PickleMachine::reduce() {
@@ -261,24 +275,32 @@ void PickleMachine::reduce() {
   const std::string& name = as<PickleGlobal>(function, "a name").name;
   if (name == "torch._utils._rebuild_tensor_v2") return rebuild_tensor(arguments);
   if (name == "collections.OrderedDict" && arguments.items.empty()) return push(PickleDictionary{});
-  if (name == "torch._utils._rebuild_parameter" && !arguments.items.empty())
-    return push(as<PickleTensor>(arguments.items[0], "a tensor"));
+  if (name == "torch._utils._rebuild_parameter" && !arguments.items.empty()) {
+    const auto& tensor = as<PickleTensor>(arguments.items[0], "a tensor");
+    count_copied(copied_bytes(tensor.storage) +
+                 sizeof(std::uint64_t) * (tensor.shape.size() + tensor.strides.size()));
+    return push(tensor);
+  }
   fail(fmt::format("a call of \"{}\" that files of tensors do not have", name));
 }
 
 // (storage, first element, shape, strides, ...)
 void PickleMachine::rebuild_tensor(const PickleSequence& arguments) {
   if (arguments.items.size() < 4) fail("a tensor with too few fields");
-  push(PickleTensor{.storage = as<PickleStorage>(arguments.items[0], "a storage"),
+  const auto& storage = as<PickleStorage>(arguments.items[0], "a storage");
+  count_copied(copied_bytes(storage));
+  push(PickleTensor{.storage = storage,
                     .first_element = count_of(arguments.items[1]),
                     .shape = extents(arguments.items[2]),
                     .strides = extents(arguments.items[3])});
 }
 
-std::vector<std::uint64_t> PickleMachine::extents(const PickleObject& object) const {
+std::vector<std::uint64_t> PickleMachine::extents(const PickleObject& object) {
+  const std::vector<PickleObject>& items = as<PickleSequence>(object, "a tuple of numbers").items;
+  count_copied(items.size() * sizeof(std::uint64_t));
   std::vector<std::uint64_t> all;
-  for (const PickleObject& item : as<PickleSequence>(object, "a tuple of numbers").items)
-    all.push_back(count_of(item));
+  all.reserve(items.size());
+  for (const PickleObject& item : items) all.push_back(count_of(item));
   return all;
 }
 

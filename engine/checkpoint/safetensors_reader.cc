@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <optional>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,6 +11,8 @@
 #include <sluice/dtype.h>
 #include <sluice/error.h>
 #include <sluice/safetensors.h>
+#include <sluice/units.h>
+#include "base/text_file.h"
 #include "base/untrusted_json.h"
 #include "engine/checkpoint/safetensors_file.h"
 
@@ -19,6 +21,7 @@ namespace {
 
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr const char* kSingleName = "model.safetensors";
+constexpr std::uint64_t kIndexBytesMax = 1_GiB;  // far more than any has
 constexpr std::uint64_t kPieceElements = 64 << 10;
 
 [[noreturn]] void fail_reading(const std::string& path, const std::string& why) {
@@ -27,10 +30,13 @@ constexpr std::uint64_t kPieceElements = 64 << 10;
 
 // Tensor -> file, from the index.
 std::map<std::string, std::string> read_index(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) fail_reading(path, "it cannot be read");
-  const auto index = parse_untrusted_json<nlohmann::json>(text);
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(path, unknown))  // a pipe's reader waits for a writer
+    fail_reading(path, "it is no regular file; copy the model again");
+  std::string why;
+  const auto text = read_text_file(path, kIndexBytesMax, why);
+  if (!text) fail_reading(path, fmt::format("it cannot be read: {}; copy the model again", why));
+  const auto index = parse_untrusted_json<nlohmann::json>(*text);
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (map == index.end() || !map->is_object() || map->empty())
     fail_reading(path, "field \"weight_map\" is missing: it is no index of safetensors files");
@@ -166,6 +172,12 @@ void SafetensorsReader::read(const std::string& name, std::uint64_t first_elemen
         place.file->path(),
         fmt::format("tensor \"{}\" is of type \"{}\", expected F32, BF16 or F16", name, dtype));
   const std::uint64_t element_bytes = safetensors_element_bytes(dtype);
+  const std::uint64_t element_count = place.entry->size_bytes / element_bytes;
+  if (first_element > element_count || values.size() > element_count - first_element)
+    fail_reading(place.file->path(),
+                 fmt::format("{} elements from element {} on reach beyond the end of tensor "
+                             "\"{}\", which has {}",
+                             values.size(), first_element, name, element_count));
   std::vector<std::byte> bytes(std::min<std::uint64_t>(values.size(), kPieceElements) *
                                element_bytes);
   for (std::uint64_t at = 0; at < values.size(); at += kPieceElements) {

@@ -1,12 +1,15 @@
 #include "engine/checkpoint/universal_source.h"
 
 #include <filesystem>
-#include <fstream>
 #include <set>
+#include <sstream>
+#include <system_error>
 
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include <sluice/units.h>
+#include "base/text_file.h"
 
 namespace sluice {
 namespace {
@@ -16,6 +19,7 @@ namespace fs = std::filesystem;
 constexpr const char* kMasterFile = "/fp32.pt";
 constexpr const char* kStepFile = "/step.pt";
 constexpr const char* kTensorKey = "param";
+constexpr std::uint64_t kTagBytesMax = 64_KiB;  // far more than any name has
 // Where the model was inside of another module.
 constexpr std::string_view kWrapper = "module.";
 
@@ -29,14 +33,31 @@ std::size_t slot_of(StateKind kind) {
   return kind == StateKind::kExpAvgSq ? 2 : 0;
 }
 
+// The first word of a file. Empty if there is no file.
+std::string tag_of(const std::string& path) {
+  const auto fail = [&](const std::string& why) -> std::string {
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("\"{}\" {}; remove it, or name the folder that has \"zero\" in it", path, why));
+  };
+  std::error_code unknown;
+  if (!fs::exists(path, unknown)) return {};
+  if (!fs::is_regular_file(path, unknown)) return fail("is no regular file");
+  std::string why;
+  const auto text = read_text_file(path, kTagBytesMax, why);
+  if (!text) return fail("cannot be read: " + why);
+  std::string tag;
+  std::istringstream(*text) >> tag;
+  return tag;
+}
+
 }  // namespace
 
 std::optional<std::string> universal_parameters(const std::string& folder) {
   std::error_code error;
   if (fs::is_directory(folder + "/zero", error)) return folder + "/zero";
-  std::ifstream latest(folder + "/latest_universal");
-  std::string tag;
-  if (!(latest >> tag) || tag.find('/') != std::string::npos) return std::nullopt;
+  const std::string tag = tag_of(folder + "/latest_universal");
+  if (tag.empty() || tag.find('/') != std::string::npos) return std::nullopt;
   const std::string parameters = folder + "/" + tag + "/zero";
   return fs::is_directory(parameters, error) ? std::optional(parameters) : std::nullopt;
 }
@@ -47,8 +68,14 @@ UniversalSource::UniversalSource(const std::string& parameters) : parameters_(pa
        entry.increment(error)) {
     const std::string name = entry->path().filename();
     std::error_code ignored;
-    if (fs::exists(entry->path().string() + kMasterFile, ignored))
-      folders_[name.starts_with(kWrapper) ? name.substr(kWrapper.size()) : name] = entry->path();
+    if (!fs::exists(entry->path().string() + kMasterFile, ignored)) continue;
+    const std::string tensor = name.starts_with(kWrapper) ? name.substr(kWrapper.size()) : name;
+    const auto [other, is_first] = folders_.emplace(tensor, entry->path());
+    if (!is_first)
+      throw Error(ErrorCode::kInput,
+                  fmt::format("\"{}\" and \"{}\" are both of the parameter \"{}\"; remove the one "
+                              "that is not of this checkpoint",
+                              other->second, entry->path().string(), tensor));
   }
   if (error || folders_.empty())
     throw Error(

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include <algorithm>
@@ -181,6 +182,30 @@ TEST_F(SafetensorsFiles, WhatIsMissingCutOrForeignIsNamed) {
 }
 
 // A full or failing drive, by its kind; the file that was there stays.
+TEST_F(SafetensorsFiles, ElementsBeyondTheEndAreNamed) {
+  put_file("f", R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", std::string(8, 'x'));
+  const SafetensorsReader reader(path("f"));
+  std::vector<float> values(1);
+  reader.read("w", 1, values);
+  // Four times 2^62 is 0 in 64 bits.
+  for (const std::uint64_t first : {std::uint64_t{2}, std::uint64_t{1} << 62, ~std::uint64_t{0}}) {
+    const std::string said =
+        expect_error(ErrorCode::kInput, [&] { reader.read("w", first, values); });
+    EXPECT_NE(said.find(fmt::format("from element {} on", first)), std::string::npos) << said;
+    EXPECT_NE(said.find("tensor \"w\", which has 2"), std::string::npos) << said;
+  }
+}
+
+TEST_F(SafetensorsFiles, AnIndexThatIsAPipeOrHasNoEndIsNamed) {
+  std::filesystem::create_directory(path("folder"));
+  const std::string index = path("folder/model.safetensors.index.json");
+  ASSERT_EQ(::mkfifo(index.c_str(), 0600), 0);
+  refused("folder", "it is no regular file");
+  std::filesystem::remove(index);
+  std::filesystem::create_symlink("/dev/zero", index);
+  refused("folder", "it is no regular file");
+}
+
 TEST_F(SafetensorsFiles, ADriveThatIsFullOrFailsIsNamed) {
   const SafetensorsTensor tensors[] = {{"a", "F32", {100'000}}};
   const auto zeros = [](std::size_t, std::uint64_t, std::span<std::byte> bytes) {

@@ -3,6 +3,7 @@
 #include "engine/checkpoint/universal_source.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -66,6 +67,32 @@ TEST(UniversalSource, TheFolderOfTheTagIsFound) {
   std::ofstream(directory.path() + "/latest_universal") << "step7_universal";
   EXPECT_EQ(universal_parameters(directory.path()), directory.path() + "/step7_universal/zero");
   EXPECT_EQ(open_checkpoint(directory.path()).source->position().step, 7u);
+}
+
+TEST(UniversalSource, ATagThatIsNoFileOrHasNoEndIsNamed) {
+  const TempDirectory directory;
+  const std::string tag = directory.path() + "/latest_universal";
+  ASSERT_EQ(::mkfifo(tag.c_str(), 0600), 0);
+  expect_words("latest_universal\" is no regular file",
+               [&] { (void)universal_parameters(directory.path()); });
+  std::filesystem::remove(tag);
+  std::filesystem::create_symlink("/dev/zero", tag);
+  expect_words("latest_universal\" is no regular file",
+               [&] { (void)universal_parameters(directory.path()); });
+  std::filesystem::remove(tag);
+  std::ofstream(tag).close();
+  std::filesystem::resize_file(tag, 1 << 20);
+  expect_words("latest_universal\" cannot be read: it has more than",
+               [&] { (void)universal_parameters(directory.path()); });
+}
+
+TEST(UniversalSource, TwoFoldersOfOneParameterAreNamed) {
+  const TempDirectory directory;
+  const std::string zero = directory.path() + "/zero";
+  std::filesystem::copy(kFolder + "/zero", zero, std::filesystem::copy_options::recursive);
+  std::filesystem::copy(zero + "/module.a.weight", zero + "/a.weight");
+  for (const std::string name : {"/module.a.weight\"", "/a.weight\""})
+    expect_words(name, [&] { (void)open_checkpoint(directory.path()); });
 }
 
 TEST(UniversalSource, AnOpaqueTensorIsNamed) {
@@ -188,6 +215,31 @@ TEST(PickleReader, MillionsOfLevelsAndValuesInThemselvesEnd) {
   EXPECT_TRUE(std::holds_alternative<PickleSequence>(read_pickle(deep, "f.pt")->value));
   const PickleObject own = read_pickle("}q\x01Nh\x01s."s, "f.pt");
   EXPECT_EQ(std::get<PickleDictionary>(own->value).items[0].second, own);
+}
+
+// A few bytes may copy a long key or shape again and again.
+TEST(PickleReader, CopiesOfKeysAndShapesHaveALimit) {
+  const auto repeated = [](const std::string& part, std::size_t count) {
+    std::string all;
+    for (std::size_t i = 0; i < count; ++i) all += part;
+    return all;
+  };
+  const auto refused = [](const std::string& bytes) {
+    expect_words("B of keys and shapes", [&] { (void)read_pickle(bytes, "f.pt"); });
+  };
+  const std::string storage_type = "ctorch\nFloatStorage\n";
+  const std::string long_key =
+      "(X\x07\0\0\0storage"s + storage_type + "X\0\0\x10\0"s + std::string(1 << 20, 'k') + "NK\1t";
+  refused(long_key + "q\1" + repeated("h\1Q", 200) + ".");
+  // A tensor of 60,000 extents.
+  const std::string tensor = "(X\x07\0\0\0storage"s + storage_type + "X\1\0\0\0kNK\1tQq\1("s +
+                             repeated("K\1", 60'000) + "tq\2" +
+                             "ctorch._utils\n_rebuild_tensor_v2\nq\3(h\1K\0h\2h\2tq\4"s;
+  EXPECT_EQ(std::get<PickleTensor>(read_pickle(tensor + "h\3h\4R.", "f.pt")->value).shape.size(),
+            60'000u);
+  refused(tensor + repeated("h\3h\4R", 200) + ".");
+  refused(tensor + "h\3h\4R\x85q\5" + "ctorch._utils\n_rebuild_parameter\nq\6" +
+          repeated("h\6h\5R", 200) + ".");
 }
 
 }  // namespace
