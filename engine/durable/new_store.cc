@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -179,6 +180,34 @@ void set_marks(std::vector<StoreLock>& locks, StoreStage stage, const StoreId& i
   for (StoreLock& lock : locks) lock.set_mark({.stage = stage, .id = id});
 }
 
+// Makes the names and the first commits of all ranks' files.
+void name_and_commit(std::vector<RankFiles>& files, const StateSource& source,
+                     std::span<const std::string> application) {
+  for (RankFiles& rank : files) rank.files().name_data();
+  const std::unique_ptr<IoQueue> queue = make_sync_queue({});
+  for (std::size_t rank = 0; rank < files.size(); ++rank) {
+    const std::string own = rank < application.size() ? application[rank]
+                            : application.empty()     ? std::string()
+                                                      : application[0];
+    files[rank].commit(*queue, source.position(), own);
+  }
+  for (std::size_t rank = files.size(); rank-- > 0;) files[rank].files().name_records();
+}
+
+// The next opening or making of a store of this name removes what is left here.
+void remove_unfinished(const Config::Storage& storage, std::vector<StoreLock>& locks,
+                       const StoreId& id) noexcept {
+  try {
+    set_marks(locks, StoreStage::kCreating, id);  // a store that is half removed is none
+    std::vector<StorePath> paths;
+    for (const std::string& directory : storage.paths)
+      paths.push_back(look_at_path(directory, storage.state.name));
+    remove_store_files(paths, id);
+    set_marks(locks, StoreStage::kNone, id);
+  } catch (const std::exception&) {
+  }
+}
+
 }  // namespace
 
 NewStore make_store(const Config& config, const ModelSpec& given_model, std::uint32_t ranks,
@@ -189,7 +218,6 @@ NewStore make_store(const Config& config, const ModelSpec& given_model, std::uin
                                 config.optimizer.state));
   std::vector<StoreLock> locks = locks_of_free_name(config.storage);
   const StoreId id = random_store_id();
-  const std::unique_ptr<IoQueue> queue = make_sync_queue({});
   std::vector<RankFiles> files;
   NewStore made{.step = source.position().step};
   files.reserve(ranks);
@@ -197,16 +225,15 @@ NewStore make_store(const Config& config, const ModelSpec& given_model, std::uin
     made.size_bytes += files.emplace_back(config, model, rank, ranks, id).size_bytes();
   }
   for (RankFiles& rank : files) rank.fill(source);
-  set_marks(locks, StoreStage::kCreating, id);
-  for (RankFiles& rank : files) rank.files().name_data();
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    const std::string own = rank < application.size() ? application[rank]
-                            : application.empty()     ? std::string()
-                                                      : application[0];
-    files[rank].commit(*queue, source.position(), own);
+  try {
+    set_marks(locks, StoreStage::kCreating, id);
+    name_and_commit(files, source, application);
+    set_marks(locks, StoreStage::kMade, id);
+  } catch (...) {
+    files.clear();
+    remove_unfinished(config.storage, locks, id);
+    throw;
   }
-  for (std::uint32_t rank = ranks; rank-- > 0;) files[rank].files().name_records();
-  set_marks(locks, StoreStage::kMade, id);
   return made;
 }
 

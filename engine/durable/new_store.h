@@ -30,7 +30,8 @@ struct NewStore {
 // - kInput: a store of this name exists already, or the source's state does not fit.
 // - kConfig, kNoSpace or kIo: the files cannot be made.
 // - The source's own errors.
-// After a failure, only lock files are left behind.
+// After a failure, only lock files are left behind. Files that cannot be removed are removed the
+// next time that a store of this name is opened or made.
 NewStore make_store(const Config& config, const ModelSpec& model, std::uint32_t ranks,
                     StateSource& source, std::span<const std::string> application);
 

@@ -96,21 +96,23 @@ StorePath look_at_path(const std::string& directory, const std::string& name) {
 }
 
 StoreFinding find_store(const std::string& name, std::span<const StorePath> paths) {
+  const bool is_made = std::ranges::any_of(paths, [](const StorePath& path) {
+    return path.mark && path.mark->stage == StoreStage::kMade;
+  });
+  const bool has_files =
+      std::ranges::any_of(paths, [](const StorePath& path) { return !path.files.empty(); });
+  // Data files come after every path's mark: without any, there is no store, whatever the marks of
+  // creations that were cut short say.
+  if (!is_made && !has_files) return {};
   std::optional<StoreId> id;
-  bool is_made = false;
-  bool has_files = false;
   const auto meet = [&](const StoreId& met, const StorePath& path) {
     if (!id) id = met;
     if (*id != met) throw_incomplete(name, *id, path, "has another store of that name");
   };
   for (const StorePath& path : paths) {
     if (path.mark && path.mark->stage != StoreStage::kNone) meet(path.mark->id, path);
-    is_made |= path.mark && path.mark->stage == StoreStage::kMade;
     for (const StorePath::File& file : path.files) meet(file.id, path);
-    has_files |= !path.files.empty();
   }
-  // Data files come after every path's mark: without any, there is no store.
-  if (!id || (!is_made && !has_files)) return {};
   const auto is_creating = [](const StorePath& path) {
     return path.mark && path.mark->stage == StoreStage::kCreating;
   };

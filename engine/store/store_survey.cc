@@ -52,9 +52,10 @@ SurveyedRank survey_rank(const StoreSurvey& store, std::uint32_t rank) {
   return surveyed;
 }
 
+// A creation that was cut short before it had any files has made no store.
 std::set<StoreId> ids_on(const StorePath& path) {
   std::set<StoreId> ids;
-  if (path.mark && path.mark->stage != StoreStage::kNone) ids.insert(path.mark->id);
+  if (path.mark && path.mark->stage == StoreStage::kMade) ids.insert(path.mark->id);
   for (const StorePath::File& file : path.files) ids.insert(file.id);
   return ids;
 }

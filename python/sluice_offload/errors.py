@@ -55,8 +55,8 @@ def remedy_of(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "check the folder and its mode, or name another")
 
 
-_HOW_TO_END_A_STEP = ("which a forward with gradients has begun: optimizer.step() ends it with an update by the gradients that have "
-                      "come, and optimizer.zero_grad() without one; evaluate under torch.no_grad()")
+_HOW_TO_END_A_STEP = ("which a forward with gradients has begun: optimizer.step() ends it, with an update if gradients have come, and "
+                      "optimizer.zero_grad() in front of it drops those; evaluate under torch.no_grad()")
 
 
 def in_a_step(call: str) -> ArgumentError:

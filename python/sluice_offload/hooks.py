@@ -162,6 +162,7 @@ class Walk:
         self.active: Optional[int] = None   # FORWARD in a step, INFERENCE
         self.depth = 0
         self.has_gradients = False          # in this step
+        self.was_idle = False               # the last step, which a read or a change of values has ended behind its forward
         self.in_backward = False
         self._failure_before: Optional[BaseException] = None
         self.gathered: "dict[int, int]" = {}  # by unit, the address of values that it shows outside of leases
@@ -245,7 +246,7 @@ class Walk:
         else:
             self.engine.begin_inference()
             self.active = INFERENCE
-        self.uses = 0
+        self.uses, self.was_idle = 0, False
         self.lent.clear()
         self._waiting.clear()
 
@@ -304,6 +305,7 @@ class Walk:
                               "optimizer.zero_grad() abandons it")
         self.check_gradients()
         if self.active is None:
+            self.was_idle = False
             return None
         for storage in self.storages:
             storage.check()
@@ -350,6 +352,12 @@ class Walk:
         self.active, self.has_gradients = None, False
         self.engine.abandon_step()
 
+    def has_step(self) -> bool:
+        """Whether a step or an inference is under way. One that was ended behind its forward begins anew, since its backward comes."""
+        if self.active is None and self.was_idle:
+            self._begin(True)
+        return self.active is not None
+
     def end_idle_step(self, changes: bool = False) -> None:
         """Ends a step that has had forwards alone, as optimizer.step() would. A backward of its graph begins another; where values
         change now, autograd refuses it."""
@@ -357,6 +365,7 @@ class Walk:
         if not is_idle or self.announcements is not None:
             return
         self.abandon()
+        self.was_idle = True
         for named in self._values if changes else ():
             for _, parameter in named:
                 increment_version(parameter)

@@ -190,7 +190,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         to the step: read it after the forward."""
         if not self.scales_loss:
             return 1.0
-        if self._walk is None or self._walk.active is None:
+        if self._walk is None or not self._walk.has_step():
             raise ArgumentError("loss_scale belongs to the step that a forward begins; read it behind the forward")
         return self._engine.loss_scale()
 

@@ -186,3 +186,20 @@ def test_what_cannot_be_announced_is_refused(config):
     with pytest.raises(sluice.ArgumentError, match="this Linear is no announced unit"):
         model(*batch(0))
     optimizer.close()
+
+
+def test_a_forward_alone_ends_as_the_error_says(config):
+    """Values cannot be read behind a forward that has announced units, and step() ends the step, with gradients or without."""
+    model = Mixture()
+    optimizer = sluice.offload(model, config, units=[nn.Linear], announced=[Expert])
+    before = model.state_dict()
+    for has_gradients in (False, True):
+        loss = model(*batch(0))
+        if has_gradients:
+            loss.backward()
+        with pytest.raises(sluice.ArgumentError, match=r"step\(\) ends it, with an update if.*zero_grad\(\) in front of it drops"):
+            model.state_dict()
+        optimizer.zero_grad()
+        optimizer.step()
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    optimizer.close()

@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_  # before any model is offloaded
 
 import sluice_offload as sluice
 from conftest import Block, Tiny, adamw, batch, tiny, train
@@ -282,3 +283,29 @@ def test_the_state_of_an_offloaded_model_is_none_of_an_optimizers(config):
     with pytest.raises(sluice.ArgumentError, match="of an optimizer that offload.. has returned, and has no moments"):
         ours.load_state_dict(offloaded.state_dict())
     offloaded.close(), ours.close()
+
+
+def test_the_loss_scale_behind_a_read_of_values(config):
+    """A read ends a step that has had a forward alone; its backward begins another, and may ask for the scale before."""
+    config["precision"] = {"parameters": "fp16", "loss_scale": {"static": 0, "initial_power": 10}}
+    ours = sluice.offload(model := tiny(), config, units=[Block])
+    with pytest.raises(sluice.ArgumentError, match="loss_scale belongs to the step"):
+        _ = ours.loss_scale
+    for step in range(2):
+        loss = model(*batch(step))
+        before = model.state_dict()["norm.weight"].clone()
+        assert ours.loss_scale == 1024
+        (loss * ours.loss_scale).backward()
+        ours.step()
+        assert ours.report.step == step + 1 and not ours.report.is_skipped
+        assert not torch.equal(model.state_dict()["norm.weight"], before)
+    ours.close()
+
+
+def test_clipping_by_a_name_that_was_imported_before(config):
+    ours = sluice.offload(model := tiny(), config, units=[Block])
+    model(*batch(0)).backward()
+    norm = clip_grad_norm_(model.parameters(), 1.0).item()
+    ours.step()
+    assert norm == pytest.approx(ours.gradient_norm) and norm > 0
+    ours.close()

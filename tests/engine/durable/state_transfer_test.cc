@@ -4,7 +4,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <mutex>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -54,6 +56,25 @@ class FailingSource final : public StateSource {
  private:
   StateSource& source_;
   std::uint64_t elements_;
+};
+
+// Fails as soon as `is_late` says so.
+class LateFailure final : public StateSource {
+ public:
+  LateFailure(StateSource& source, std::function<bool()> is_late)
+      : source_(source), is_late_(std::move(is_late)) {}
+  StatePosition position() const override {
+    if (is_late_()) throw Error(ErrorCode::kIo, "the source has failed late");
+    return source_.position();
+  }
+  void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
+            std::span<float> values) override {
+    source_.read(tensor, kind, first_element, values);
+  }
+
+ private:
+  StateSource& source_;
+  const std::function<bool()> is_late_;
 };
 
 class StateTransfer : public testing::Test {
@@ -224,6 +245,14 @@ TEST_F(StateTransfer, WhatCannotMoveIsNamedAndNothingIsLeft) {
     FailingSource failing(source, 20'000);
     refused(ErrorCode::kIo, "the source has failed",
             [&] { (void)make_store(other, toy_model(), 2, failing, {}); });
+    EXPECT_EQ(survey_store("to", paths_).presence, StorePresence::kNone);
+    const auto has_files = [&](const std::string& path) {
+      return !look_at_path(path, "to").files.empty();
+    };
+    LateFailure late(source, [&] { return has_files(paths_[0]); });
+    refused(ErrorCode::kIo, "the source has failed late",
+            [&] { (void)make_store(other, toy_model(), 2, late, {}); });
+    for (const std::string& path : paths_) EXPECT_FALSE(has_files(path)) << path;
     EXPECT_EQ(survey_store("to", paths_).presence, StorePresence::kNone);
     (void)make_store(other, toy_model(), 2, source, {});
     refused(ErrorCode::kInput, "there is a store \"to\"",

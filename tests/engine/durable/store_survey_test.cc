@@ -121,6 +121,27 @@ TEST_F(StoreSurveyOfRanks, TellsDamageFromWhatCannotBeRead) {
   EXPECT_TRUE(rank_1().is_damaged) << rank_1().problem;
 }
 
+// Creations that were cut short: one has left files, and another one only a mark.
+TEST_F(StoreSurveyOfRanks, AMarkWithoutFilesIsInNoRemovalsWay) {
+  const std::vector<std::string> paths{directory_.path(), aside()};
+  const auto mark = [&](std::size_t path, std::uint8_t number) {
+    StoreLock(paths[path], "run", "").set_mark({.stage = StoreStage::kCreating, .id = {number}});
+  };
+  mark(0, 1);
+  mark(1, 2);
+  EXPECT_EQ(survey_store("run", paths).presence, StorePresence::kNone);
+  const std::string words =
+      expect_error(ErrorCode::kInput, [&] { (void)remove_store("run", paths); });
+  EXPECT_NE(words.find("there is no store \"run\""), std::string::npos) << words;
+  const std::uint64_t bytes[] = {4096};
+  StoreFiles files = StoreFiles::create(
+      {.directories = {paths[0]}, .name = "run", .id = {1}, .rank = 0}, bytes, 4096);
+  files.name_data();
+  EXPECT_EQ(remove_store("run", paths).file_bytes, 4096u);
+  EXPECT_EQ(survey_store("run", paths).presence, StorePresence::kNone);
+  EXPECT_TRUE(look_at_path(paths[0], "run").files.empty());
+}
+
 TEST_F(StoreSurveyOfRanks, ARemovalThatFailsAtOnceLeavesTheStore) {
   train(2);
   std::vector<fs::path> files;

@@ -134,8 +134,7 @@ TEST_F(StoreFilesOnDisk, AMissingPathIsNamedAndNothingIsChanged) {
   std::vector<StorePath> one{look_at_path(paths_[2], "run")};
   remove_store_files(one, id);
   expect_error(ErrorCode::kInput, [&] { (void)found(); });
-  const std::string message =
-      expect_error(ErrorCode::kInput, [&] { (void)opened(id); });
+  const std::string message = expect_error(ErrorCode::kInput, [&] { (void)opened(id); });
   EXPECT_NE(message.find(".r0.data2"), std::string::npos) << message;
 }
 
@@ -151,6 +150,9 @@ TEST_F(StoreFilesOnDisk, TwoStoresOfOneNameAreAnError) {
 
 TEST_F(StoreFilesOnDisk, NothingWasMadeWhereOnlyMarksWereSet) {
   StoreLock(paths_[0], "run", "").set_mark({.stage = StoreStage::kCreating, .id = {1}});
+  EXPECT_EQ(found().presence, StorePresence::kNone);
+  // A second creation had other paths, and ended in the same way.
+  StoreLock(paths_[1], "run", "").set_mark({.stage = StoreStage::kCreating, .id = {2}});
   EXPECT_EQ(found().presence, StorePresence::kNone);
 }
 
