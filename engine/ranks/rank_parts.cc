@@ -8,6 +8,7 @@
 #include <sluice/error.h>
 #include <sluice/rank_world.h>
 #include <sluice/units.h>
+#include "engine/ranks/vote_buffers.h"
 
 namespace sluice {
 namespace {
@@ -17,25 +18,21 @@ class GroupSum {
  public:
   GroupSum(Collectives& members, Device& device)
       : members_(members),
-        device_(device),
         words_(device, 4_KiB, "words of the norm group"),
         stream_(device, "norm group") {}
 
   void add(std::span<std::uint64_t> sums) {
-    SLUICE_CHECK(sums.size_bytes() <= words_.size_bytes(), "a norm has few words");
-    const auto bytes = std::as_writable_bytes(sums);
-    device_.copy(words_.data(), bytes.data(), bytes.size(), stream_.id());
-    members_.all_reduce_integers(
-        {.data = words_.data(), .sum_count = sums.size(), .subject = "the norm of the norm group"},
-        stream_.id());
-    device_.copy(bytes.data(), words_.data(), bytes.size(), stream_.id());
-    device_.synchronize(stream_.id());
+    words_.put(std::as_bytes(sums), 0, stream_.id());
+    members_.all_reduce_integers({.data = words_.on_device(),
+                                  .sum_count = sums.size(),
+                                  .subject = "the norm of the norm group"},
+                                 stream_.id());
+    words_.get(std::as_writable_bytes(sums), stream_.id());
   }
 
  private:
   Collectives& members_;
-  Device& device_;
-  DeviceBuffer words_;
+  VoteBuffers words_;
   Stream stream_;
 };
 
@@ -43,19 +40,17 @@ class GroupSum {
 
 std::unique_ptr<Collectives> split_ranks(Collectives& whole, Device& device, std::uint32_t color) {
   const std::uint32_t count = whole.rank_count();
-  const DeviceBuffer buffer(device, count * sizeof color, "colors of the ranks");
+  VoteBuffers buffers(device, align_up(count * sizeof color, 4_KiB), "colors of the ranks");
   const Stream stream(device, "colors");
-  std::byte* const own = buffer.data() + whole.rank() * sizeof color;
-  device.copy(own, reinterpret_cast<const std::byte*>(&color), sizeof color, stream.id());
-  whole.all_gather({.target = buffer.data(),
-                    .source = own,
+  const std::uint64_t offset_bytes = whole.rank() * sizeof color;
+  buffers.put(std::as_bytes(std::span(&color, 1)), offset_bytes, stream.id());
+  whole.all_gather({.target = buffers.on_device(),
+                    .source = buffers.on_device() + offset_bytes,
                     .shard_bytes = sizeof color,
                     .subject = "the colors of the ranks' parts"},
                    stream.id());
   std::vector<std::uint32_t> colors(count);
-  device.copy(reinterpret_cast<std::byte*>(colors.data()), buffer.data(), buffer.size_bytes(),
-              stream.id());
-  device.synchronize(stream.id());
+  buffers.get(std::as_writable_bytes(std::span(colors)), stream.id());
   std::vector<std::uint32_t> members;
   for (std::uint32_t rank = 0; rank < count; ++rank)
     if (colors[rank] == color) members.push_back(rank);

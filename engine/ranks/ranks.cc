@@ -54,7 +54,7 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
     before_reduction_ = Event(device);
     after_reduction_ = Event(device);
   }
-  buffer_ = DeviceBuffer(device, vote_buffer_bytes(count_), "votes of the ranks");
+  buffers_ = std::make_unique<VoteBuffers>(device, vote_buffer_bytes(count_), "votes of the ranks");
   stream_ = Stream(device, "votes");
 }
 
@@ -115,20 +115,18 @@ std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::stri
     std::ranges::copy(own, all.begin());
     return all;
   }
-  const std::uint64_t piece_max = buffer_.size_bytes() / count_;
+  const std::uint64_t piece_max = buffers_->size_bytes() / count_;
   std::vector<std::byte> gathered;
   for (std::uint64_t begin = 0; begin < own.size(); begin += piece_max) {
     const auto piece = own.subspan(begin, std::min(piece_max, own.size() - begin));
     gathered.resize(piece.size() * count_);
-    std::byte* const place = buffer_.data() + rank_ * piece.size();
-    device_.copy(place, piece.data(), piece.size(), stream_.id());
-    votes_->all_gather({.target = buffer_.data(),
-                        .source = place,
+    buffers_->put(piece, rank_ * piece.size(), stream_.id());
+    votes_->all_gather({.target = buffers_->on_device(),
+                        .source = buffers_->on_device() + rank_ * piece.size(),
                         .shard_bytes = piece.size(),
                         .subject = subject},
                        vote_span(gathered.size()), stream_.id());
-    device_.copy(gathered.data(), buffer_.data(), gathered.size(), stream_.id());
-    device_.synchronize(stream_.id());
+    buffers_->get(gathered, stream_.id());
     for (std::uint64_t rank = 0; rank < count_; ++rank)
       std::copy_n(gathered.begin() + static_cast<std::ptrdiff_t>(rank * piece.size()), piece.size(),
                   all.begin() + static_cast<std::ptrdiff_t>(rank * own.size() + begin));
@@ -143,17 +141,15 @@ void Ranks::all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> range
   std::vector<std::uint64_t> words(sums.begin(), sums.end());
   for (const RankRange& range : ranges) words.insert(words.end(), {range.least, ~range.most});
   const auto bytes = std::as_writable_bytes(std::span(words));
-  SLUICE_CHECK(bytes.size() <= buffer_.size_bytes(), "ranks say little at a time");
-  device_.copy(buffer_.data(), bytes.data(), bytes.size(), stream_.id());
+  buffers_->put(bytes, 0, stream_.id());
   votes_->run(vote_span(bytes.size()), stream_.id(), [&] {
-    votes_->collectives().all_reduce_integers({.data = buffer_.data(),
+    votes_->collectives().all_reduce_integers({.data = buffers_->on_device(),
                                                .sum_count = sums.size(),
                                                .minimum_count = 2 * ranges.size(),
                                                .subject = subject},
                                               stream_.id());
   });
-  device_.copy(bytes.data(), buffer_.data(), bytes.size(), stream_.id());
-  device_.synchronize(stream_.id());
+  buffers_->get(bytes, stream_.id());
   std::copy_n(words.begin(), sums.size(), sums.begin());
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     ranges[i].least = words[sums.size() + 2 * i];
@@ -163,16 +159,17 @@ void Ranks::all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> range
 
 void Ranks::broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject) {
   if (!are_several()) return;
-  for (std::uint64_t begin = 0; begin < data.size(); begin += buffer_.size_bytes()) {
-    const auto piece = data.subspan(begin, std::min(buffer_.size_bytes(), data.size() - begin));
-    if (root == rank_) device_.copy(buffer_.data(), piece.data(), piece.size(), stream_.id());
+  for (std::uint64_t begin = 0; begin < data.size(); begin += buffers_->size_bytes()) {
+    const auto piece = data.subspan(begin, std::min(buffers_->size_bytes(), data.size() - begin));
+    if (root == rank_) buffers_->put(piece, 0, stream_.id());
     votes_->run(vote_span(piece.size()), stream_.id(), [&] {
-      votes_->collectives().broadcast(
-          {.data = buffer_.data(), .size_bytes = piece.size(), .root = root, .subject = subject},
-          stream_.id());
+      votes_->collectives().broadcast({.data = buffers_->on_device(),
+                                       .size_bytes = piece.size(),
+                                       .root = root,
+                                       .subject = subject},
+                                      stream_.id());
     });
-    if (root != rank_) device_.copy(piece.data(), buffer_.data(), piece.size(), stream_.id());
-    device_.synchronize(stream_.id());
+    buffers_->get(piece, stream_.id());
   }
 }
 

@@ -37,6 +37,7 @@
 #include "engine/plan/layout.h"
 #include "engine/plan/sharding.h"
 #include "engine/ranks/rank_sequence.h"
+#include "engine/ranks/vote_buffers.h"
 
 namespace sluice {
 
@@ -62,7 +63,8 @@ class Ranks {
   Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
   // The device memory that this object takes.
   std::uint64_t device_bytes() const {
-    return buffer_.size_bytes() + partial_.size_bytes() + gather_buffers_.size_bytes();
+    return (buffers_ == nullptr ? 0 : buffers_->size_bytes()) + partial_.size_bytes() +
+           gather_buffers_.size_bytes();
   }
   // Allocates the memory for reductions, and opens the sequences of collectives that the model
   // needs. Afterwards, device_bytes() equals rank_buffer_bytes() of engine/plan/sharding.h. Must be
@@ -199,10 +201,10 @@ class Ranks {
   std::unique_ptr<RankSequence> announced_gathers_;  // from reserve() on
   std::unique_ptr<RankSequence> reductions_;
   std::unique_ptr<RankSequence> votes_;
-  std::unique_ptr<Collectives> across_;  // hybrid: over ranks with equal places in their groups
-  DeviceBuffer buffer_;                  // for votes
-  DeviceBuffer partial_;                 // sums of the first level, in fp32; from reserve() on
-  DeviceBuffer gather_buffers_;          // nodes: parts of other nodes; from reserve() on
+  std::unique_ptr<Collectives> across_;   // hybrid: over ranks with equal places in their groups
+  std::unique_ptr<VoteBuffers> buffers_;  // null if there is only one rank
+  DeviceBuffer partial_;                  // sums of the first level, in fp32; from reserve() on
+  DeviceBuffer gather_buffers_;           // nodes: parts of other nodes; from reserve() on
   Stream stream_;
   // If the calls that start reductions may block, reductions have their own stream. So the
   // scheduler can go on using the stream of the gradients.

@@ -296,8 +296,10 @@ void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::ui
 }
 
 void RuntimeCudaDevice::copy_all(std::span<const CopyPiece> pieces, StreamId id) {
-  if (!batch_.takes(pieces)) return Device::copy_all(pieces, id);
   void* const stream = stream_of(id).stream;
+  // The driver takes no batches on the default stream, which an application may have adopted.
+  const bool is_default = stream == nullptr || stream == cudaStreamLegacy;
+  if (is_default || !batch_.takes(pieces)) return Device::copy_all(pieces, id);
   if (!failure_.is_set()) SLUICE_CUDA_ENQUEUE(cudaError_t(batch_.copy(pieces, stream, ordinal_)));
 }
 
@@ -305,7 +307,13 @@ void RuntimeCudaDevice::fill_zero(std::byte* target, std::uint64_t size_bytes, S
   CudaStream& stream = stream_of(id);
   if (size_bytes == 0 || failure_.is_set()) return;
   require_argument(target != nullptr, "fill_zero", "the target is null");
-  if (!memory_.contains(target))
+  bool is_on_device = memory_.contains(target);
+  if (!is_on_device) {
+    // Without an answer, memory of others must not be taken for the host's.
+    SLUICE_CUDA_ENQUEUE(cudaError_t(memory_.ask_foreign(target, is_on_device)));
+    if (failure_.is_set()) return;
+  }
+  if (!is_on_device)
     return start(stream, [target, size_bytes] { std::memset(target, 0, size_bytes); });
   SLUICE_CUDA_ENQUEUE(cudaMemsetAsync(target, 0, size_bytes, stream.stream));
 }

@@ -20,7 +20,7 @@ import torch
 from . import gpus
 from . import library as lib
 from .errors import NOT_COPIED, ArgumentError, ConfigError, RanksError, SluiceError
-from .gpus import CPU, Place
+from .gpus import CPU, Place, missing_settings
 from .processes import World
 from .structures import bytes_of, flat_of, model_of, order_of
 from .units import Member, Unit, Units, common_dtype
@@ -232,6 +232,10 @@ class Engine:
         # NCCL reads them at its first call: connections are made at once, and operations that are enqueued meet no other rank.
         for name in ("NCCL_RUNTIME_CONNECT", "NCCL_LOCAL_REGISTER"):
             os.environ.setdefault(name, "0")
+        missing = missing_settings(os.environ)
+        if missing and world.rank == 0:
+            logger.warning("several GPUs: start the program with %s in its environment, as in \"%s torchrun ...\"; otherwise the ranks may "
+                           "wait for each other until sharding.timeout when CUDA loads a kernel", " and ".join(missing), " ".join(missing))
         own, failure = C.c_char_p(), ""
         if world.rank == 0:
             try:

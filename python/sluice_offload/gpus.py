@@ -5,7 +5,7 @@
 
 import ctypes as C
 import zlib
-from typing import Iterable, Optional
+from typing import Iterable, Mapping, Optional
 
 import torch
 
@@ -33,6 +33,17 @@ def current_stream(gpu: int) -> int:
 def free_bytes(gpu: int) -> int:
     """The memory of that GPU that no program has taken. Memory that torch's allocator keeps for later counts as taken."""
     return int(torch.cuda.mem_get_info(gpu)[0])
+
+
+# CUDA reads these at its first call. Loading code waits for the GPU, which may be waiting for another rank's work; and streams that
+# share a hardware queue wait for each other.
+CUDA_SETTINGS = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+
+
+def missing_settings(environment: "Mapping[str, str]") -> "list[str]":
+    """The settings that several ranks on GPUs need and that are not in the environment. Another number of connections is the user's."""
+    return [f"{name}={value}" for name, value in CUDA_SETTINGS.items()
+            if environment.get(name, "").upper() != value and not (name == "CUDA_DEVICE_MAX_CONNECTIONS" and name in environment)]
 
 
 def storage_at(address: int, nbytes: int, device: torch.device) -> torch.UntypedStorage:

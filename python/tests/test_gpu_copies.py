@@ -1,6 +1,7 @@
 """Activations that leave a GPU. A stand-in for CUDA's streams copies as late as it may: what does not wait for a copy sees what was
 there before. So the order is tested here; CUDA's own streams are in test_cuda_offload.py."""
 
+import contextlib
 import copy
 import gc
 import random
@@ -86,7 +87,7 @@ class LateCopies(GpuCopies):
         self.pins += 1
         self.pinned_bytes_max = max(self.pinned_bytes, self.pinned_bytes_max)
 
-    def _unpin(self, memory):
+    def _unpin(self, device, memory):
         del self.pinned[memory.data_ptr()]
 
     def release(self, tensor, stream, done):
@@ -196,7 +197,7 @@ def keep(store, count, pages):
 
 
 def test_memory_that_is_pinned(tmp_path):
-    """No more than was in use at a time, however often the sizes change."""
+    """No more than was in use at a time, however often the sizes change, and a quarter more."""
     store = late_store("host", tmp_path)
     gpu = store.gpu
     for pages in (*range(1, 30), *range(30, 0, -1)):
@@ -204,7 +205,7 @@ def test_memory_that_is_pinned(tmp_path):
     assert store.used_bytes_max == 30 * PAGE * (8 - KEPT)
     keep(store, 180 + KEPT, 1)
     keep(store, 8, 30)
-    assert gpu.pinned_bytes_max <= store.used_bytes_max + 30 * PAGE
+    assert gpu.pinned_bytes_max <= (store.used_bytes_max + 30 * PAGE) * 5 / 4
     dead = [store._pack(torch.ones(PAGE)) for _ in range(8)]  # whose copies are still to come
     del dead
     store.close()
@@ -222,14 +223,84 @@ def test_memory_is_pinned_once(tmp_path):
     store.close()
 
 
+def test_batches_of_varying_length_pin_no_memory_each(tmp_path):
+    """Those of the longest ones serve all, and there is room for some short ones beside them."""
+    store = late_store("host", tmp_path)
+    draw = random.Random(3)
+    lengths = [*(draw.randrange(64, 128) for _ in range(100)), *(draw.choice([8, 9, 100, 127]) for _ in range(100))]
+    for pages in lengths[:50] + [128] + lengths[100:150]:
+        keep(store, 4, pages)
+    pins = store.gpu.pins
+    for pages in lengths[50:100] + lengths[150:]:
+        keep(store, 4, pages)
+    assert store.gpu.pins == pins
+    store.close()
+
+
+class Guards:
+    """torch.cuda without a GPU: its runtime, and the GPU that is current."""
+
+    def __init__(self, monkeypatch, code=0):
+        self.current, self.calls, self.kernels, self.code = 0, [], 0, code
+        monkeypatch.setattr(gpu_copies.torch.cuda, "cudart", lambda: self)
+        monkeypatch.setattr(gpu_copies.torch.cuda, "device", self.device)
+        monkeypatch.setattr(gpu_copies.torch.cuda, "stream", self.stream)
+        monkeypatch.setattr(gpu_copies.torch, "zeros", self.zeros)
+
+    @contextlib.contextmanager
+    def device(self, device):
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.calls.append(("stream", self.current))
+        yield
+
+    def zeros(self, count, device):
+        self.kernels += 1
+        raise RuntimeError("CUDA error: the failure of the call before")
+
+    def cudaHostRegister(self, address, nbytes, flags):
+        self.calls.append(("pin", self.current, flags))
+        return self.code
+
+    def cudaHostUnregister(self, address):
+        self.calls.append(("unpin", self.current))
+        return self.code
+
+
+def test_calls_are_those_of_the_gpu_on_any_thread(monkeypatch):
+    """A thread's current GPU is 0. Else there would be a context on it, and the memory would be pinned for that one alone."""
+    guards = Guards(monkeypatch)
+    copies = GpuCopies.__new__(GpuCopies)
+    copies.device = torch.device("cuda:1")
+    memory = torch.ones(16)
+    copies._pin(memory)
+    copies._copy(memory, torch.ones(16), None)
+    copies._unpin(copies.device, memory)
+    portable = 1
+    assert guards.calls == [("pin", 1, portable), ("stream", 1), ("unpin", 1)]
+    assert guards.current == 0
+    assert guards.kernels == 0
+
+
+def test_a_failure_to_pin_is_not_that_of_a_later_kernel(monkeypatch):
+    guards = Guards(monkeypatch, code=2)
+    copies = GpuCopies.__new__(GpuCopies)
+    copies.device = torch.device("cuda:1")
+    with pytest.raises(sluice.OutOfMemoryError, match="cannot pin"):
+        copies._pin(torch.ones(16))
+    copies._unpin(copies.device, torch.ones(16))
+    assert guards.kernels == 2, "a kernel has asked for each"
+
+
 def test_memory_that_cannot_be_pinned(tmp_path, monkeypatch):
     """CUDA's number for it is in the message, and nothing stays pinned."""
-    class Runtime:
-        def cudaHostRegister(self, address, nbytes, flags):
-            return 2
-
     store = late_store("host", tmp_path)
-    monkeypatch.setattr(gpu_copies.torch.cuda, "cudart", Runtime)
+    Guards(monkeypatch, code=2)
+    monkeypatch.setattr(store.gpu, "device", torch.device("cuda:0"))
     monkeypatch.setattr(store.gpu, "_pin", lambda memory: GpuCopies._pin(store.gpu, memory))
     packed = [store._pack(torch.ones(PAGE)) for _ in range(KEPT)]
     with pytest.raises(sluice.OutOfMemoryError, match='cannot pin 16384 bytes of host memory for activations: 2; lower .*"keep"'):

@@ -4,12 +4,14 @@ import importlib.util
 import logging
 import socket
 import threading
+import types
 
 import pytest
 import torch.distributed as dist
 
 import sluice_offload as sluice
 from sluice_offload import library, processes
+from sluice_offload.engine import Engine
 
 
 def start_process():
@@ -96,3 +98,20 @@ def test_the_failure_of_a_trace_hides_no_other(tmp_path, monkeypatch, caplog):
     with pytest.raises(sluice.StorageError, match="no space left"):
         with sluice.trace(tmp_path / "two"):
             pass
+
+
+def test_several_gpus_without_cudas_settings_are_told(monkeypatch, caplog):
+    class World:
+        rank, size = 0, 2
+
+        def exchange(self, own):
+            return [["ab" * 128, ""], own]
+
+    engine = types.SimpleNamespace(_lib=types.SimpleNamespace(gpu_ranks_id=lambda place: None))
+    for loading, connections, expected in [(None, None, "CUDA_MODULE_LOADING=EAGER and CUDA_DEVICE_MAX_CONNECTIONS=32 in its"),
+                                           ("LAZY", "8", "with CUDA_MODULE_LOADING=EAGER in its environment"), ("eager", "16", None)]:
+        for name, value in (("CUDA_MODULE_LOADING", loading), ("CUDA_DEVICE_MAX_CONNECTIONS", connections)):
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+        caplog.clear()
+        Engine._gpu_ranks(engine, World())
+        assert (expected is None and not caplog.text) or (expected is not None and expected in caplog.text)

@@ -3,6 +3,7 @@
 // as computation would leave them there. Runs without a GPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <set>
@@ -18,6 +19,7 @@
 #include "gpu/ranks/local_collectives.h"
 #include "gpu/ranks/nccl_collectives.h"
 #include "tests/engine/ranks/sharding_cases.h"
+#include "tests/gpu/cuda/fake_cuda_log.h"
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
 #include "tests/gpu/ranks/fake_nccl.h"
 #include "tests/support/elements.h"
@@ -139,6 +141,7 @@ std::vector<StateBytes> on_gpus(const Config& config, bool lags = false) {
   (void)take_fake_cuda_contexts();
   unload_fake_cuda_kernels();
   (void)take_fake_cuda_late_loads();
+  log_fake_cuda_calls(true);
   std::vector<StateBytes> states = on_threads([&](std::uint32_t rank) {
     // Not the GPU that threads have without choosing.
     const auto device = make_cuda_device({.ordinal = static_cast<int>(rank) + 1,
@@ -157,6 +160,8 @@ std::vector<StateBytes> on_gpus(const Config& config, bool lags = false) {
   });
   EXPECT_EQ(take_fake_cuda_contexts(), (std::set<int>{1, 2, 3, 4})) << "GPUs with contexts";
   EXPECT_EQ(take_fake_cuda_late_loads(), std::set<std::string>());
+  EXPECT_EQ(std::ranges::count(take_fake_cuda_calls(), true, &FakeCudaCall::is_pageable), 0)
+      << "such a copy waits in the call until the slowest rank has come";
   return states;
 }
 

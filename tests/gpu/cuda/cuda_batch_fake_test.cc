@@ -89,6 +89,17 @@ TEST_F(CudaBatchFake, AnOlderDriverTakesThemOneByOne) {
   expect_copied(machine, host);
 }
 
+// The driver refuses batches there, as an invalid value.
+TEST_F(CudaBatchFake, TheDefaultStreamTakesThemOneByOne) {
+  Machine machine(FakeCudaBatches::kTaken);
+  machine.stream = machine.device->adopt_stream(nullptr);
+  HostArray host(*machine.device, kPieces * kPieceBytes);
+  host.fill_pattern(5);
+  const std::vector<FakeCudaCall> copies = copy_apart(machine, host);
+  EXPECT_EQ(std::ranges::count(copies, false, &FakeCudaCall::is_continued), kPieces);
+  expect_copied(machine, host);
+}
+
 TEST_F(CudaBatchFake, ADriverThatRefusesIsAskedOnce) {
   Machine machine(FakeCudaBatches::kRefused);
   HostArray host(*machine.device, kPieces * kPieceBytes);

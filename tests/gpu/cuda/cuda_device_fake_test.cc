@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -123,6 +124,13 @@ TEST_F(FakeCuda, CopiesFromAndToGpuMemoryOfOthers) {
   device->copy(host.data(), foreign, 64, stream.id());
   device->synchronize(stream.id());
   EXPECT_EQ(host.data()[63], std::byte{7});
+  test::log_fake_cuda_calls(true);
+  device->fill_zero(foreign, 64, stream.id());
+  device->synchronize(stream.id());
+  EXPECT_TRUE(std::ranges::any_of(test::take_fake_cuda_calls(), [](const auto& call) {
+    return call.kind == test::FakeCudaCall::Kind::kFill;
+  })) << "the host cannot write there";
+  EXPECT_EQ(foreign[63], std::byte{0});
   EXPECT_EQ(cudaFree(memory), cudaSuccess);
 }
 

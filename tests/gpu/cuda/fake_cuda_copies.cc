@@ -3,7 +3,9 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <mutex>
 #include <string_view>
 
 #include "tests/gpu/cuda/fake_cuda_state.h"
@@ -11,17 +13,28 @@
 namespace sluice::test {
 namespace {
 
+// A copy between the GPU and host memory that is not registered blocks its caller.
+bool is_pageable(const std::byte* memory, std::uint64_t size_bytes) {
+  const std::scoped_lock lock(runtime().mutex);
+  return std::ranges::none_of(runtime().registered, [&](const auto& span) {
+    return memory >= span.first && memory + size_bytes <= span.first + span.second;
+  });
+}
+
 void start_copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
                 cudaStream_t stream, bool is_continued) {
   const bool is_up = !is_device_memory(source);
-  add_fake_cuda_call({.kind = is_up                      ? FakeCudaCall::Kind::kCopyUp
-                              : is_device_memory(target) ? FakeCudaCall::Kind::kCopyInside
-                                                         : FakeCudaCall::Kind::kCopyDown,
-                      .stream = reinterpret_cast<std::uintptr_t>(stream),
-                      .size_bytes = size_bytes,
-                      .target = target,
-                      .source = source,
-                      .is_continued = is_continued});
+  const bool is_inside = !is_up && is_device_memory(target);
+  add_fake_cuda_call(
+      {.kind = is_up       ? FakeCudaCall::Kind::kCopyUp
+               : is_inside ? FakeCudaCall::Kind::kCopyInside
+                           : FakeCudaCall::Kind::kCopyDown,
+       .stream = reinterpret_cast<std::uintptr_t>(stream),
+       .size_bytes = size_bytes,
+       .target = target,
+       .source = source,
+       .is_continued = is_continued,
+       .is_pageable = !is_inside && is_pageable(is_up ? source : target, size_bytes)});
   runtime().device->copy(target, source, size_bytes, id_of_stream(stream));
 }
 
@@ -56,6 +69,7 @@ CUresult fake_cuMemcpyBatchAsync(CUdeviceptr* targets, CUdeviceptr* sources, std
   }
   const int status = enter_fake_cuda("cuMemcpyBatchAsync");
   if (status != 0) return static_cast<CUresult>(status);
+  if (stream == nullptr) return CUDA_ERROR_INVALID_VALUE;  // the default stream
   if (runtime().batches == FakeCudaBatches::kRefused) return CUDA_ERROR_NOT_SUPPORTED;
   SLUICE_CHECK(gpu_of_stream(stream) == current_device(),
                "a batch's stream is one of the current GPU");

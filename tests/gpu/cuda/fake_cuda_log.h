@@ -30,6 +30,7 @@ struct FakeCudaCall {
   const std::byte* target = nullptr;
   const std::byte* source = nullptr;
   bool is_continued = false;  // the copy belongs to the same call as the previous copy
+  bool is_pageable = false;   // the host side of the copy is not registered
 };
 
 // If `is_wanted` is true, the function begins a new log. If `is_wanted` is false, later calls are

@@ -1,0 +1,32 @@
+#include "engine/ranks/vote_buffers.h"
+
+#include <algorithm>
+
+#include <sluice/error.h>
+
+namespace sluice {
+
+VoteBuffers::VoteBuffers(Device& device, std::uint64_t size_bytes, std::string_view purpose)
+    : device_(device), on_device_(device, size_bytes, purpose), on_host_(size_bytes, purpose) {
+  device.register_host_memory(on_host_.span());
+}
+
+VoteBuffers::~VoteBuffers() {
+  device_.unregister_host_memory(on_host_.span());
+}
+
+void VoteBuffers::put(std::span<const std::byte> values, std::uint64_t offset_bytes,
+                      StreamId stream) {
+  SLUICE_CHECK(offset_bytes + values.size() <= size_bytes(), "ranks say little at a time");
+  std::ranges::copy(values, on_host_.data());
+  device_.copy(on_device_.data() + offset_bytes, on_host_.data(), values.size(), stream);
+}
+
+void VoteBuffers::get(std::span<std::byte> values, StreamId stream) {
+  SLUICE_CHECK(values.size() <= size_bytes(), "ranks say little at a time");
+  device_.copy(on_host_.data(), on_device_.data(), values.size(), stream);
+  device_.synchronize(stream);
+  std::ranges::copy(on_host_.span().first(values.size()), values.begin());
+}
+
+}  // namespace sluice
