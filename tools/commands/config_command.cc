@@ -92,9 +92,12 @@ int run_config_import(const ConfigImportOptions& options) {
   } else {
     warn("{}", describe(report, name));
   }
-  if (is_refused && options.is_lenient)
+  if (is_refused && options.is_lenient) {
+    // A config stays wrong where its keys contradict each other: no key of them is refused.
+    validate(train_config(ConfigDocument(imported.config, name + " (imported)")).engine);
     warn("sluice: {} refused; --lenient goes on without {}\n", report.refused.size(),
          report.refused.size() == 1 ? "it" : "them");
+  }
   if (is_refused && !options.is_lenient) return kExitUsage;
   if (output.is_wanted()) {
     write_whole(output, imported.config + "\n");

@@ -18,6 +18,7 @@ void add_steps(CLI::App* command, DeepspeedValues& values) {
   command->add_option("--steps", values.steps, "All steps of the training")
       ->check(CLI::Range(std::uint64_t{1}, kCountMax))
       ->group(kGroup);
+  values.steps_option = "--steps";
   command->add_option("--ranks", values.ranks, "Ranks that train; default: as the launcher says")
       ->check(CLI::Range(1, 65536))
       ->group(kGroup);
@@ -46,6 +47,7 @@ void add_deepspeed_values(CLI::App* command, DeepspeedValues& values) {
   const auto number = [&](const char* name, std::optional<double>& value, const char* text) {
     command->add_option(name, value, text)->check(between(0, 1e30))->group(kGroup);
   };
+  values.steps_option = "--set run.steps=N";
   count("--batch", values.batch, "Sequences of a micro-batch", 1);
   count("--micro-batches", values.micro_batches, "Micro-batches of a step", 1);
   number("--lr", values.learning_rate, "Learning rate");

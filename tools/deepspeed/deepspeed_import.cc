@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -9,6 +10,7 @@
 #include <sluice/config_document.h>
 #include <sluice/error.h>
 #include "engine/config/config_schema_check.h"
+#include "engine/config/learning_rate.h"
 #include "tools/deepspeed/import_pass.h"
 
 namespace sluice {
@@ -48,13 +50,52 @@ bool is_of_deepspeed(const OrderedJson& root) {
   return is_deepspeed;
 }
 
-// The library's own check of the resulting config.
+// The last line of the report that gave `new_key`, or a section or list around it, its value.
+const ImportLine* origin_of(const ImportReport& report, const std::string& new_key) {
+  for (auto line = report.mapped.rbegin(); line != report.mapped.rend(); ++line)
+    if (new_key == line->new_key || new_key.starts_with(line->new_key + ".")) return &*line;
+  return nullptr;
+}
+
+// Mapped values that no config of Sluice may have: lines of the report, with the file's keys.
+std::vector<ImportLine> values_out_of_range(const ImportPass& pass) {
+  std::vector<ImportLine> lines;
+  check_against_schema(nlohmann::json::parse(pass.config.dump()), config_schema(), "",
+                       [&](const std::string& key, const std::string& message) {
+                         const ImportLine* origin = origin_of(pass.report, key);
+                         lines.push_back(origin == nullptr ? ImportLine{} : *origin);
+                         lines.back().text = message;
+                       });
+  return lines;
+}
+
+// Takes the key out of the file's values, written as "section.key".
+void remove_key(OrderedJson& root, const std::string& key) {
+  std::string pointer = "/" + key;
+  std::replace(pointer.begin(), pointer.end(), '.', '/');
+  const OrderedJson::json_pointer place(pointer);
+  if (root.contains(place)) root[place.parent_pointer()].erase(place.back());
+}
+
+// The checks of keys that depend on each other, as the engine and the training make them.
 void check(ImportPass& pass) {
   try {
-    (void)engine_config(ConfigDocument(pass.config.dump(), "the imported config"));
+    const ConfigDocument document(pass.config.dump(), "the imported config");
+    (void)engine_config(document);
+    (void)learning_rate_options(document);
   } catch (const Error& error) {
     pass.report.refused.push_back({.text = error.what()});
   }
+}
+
+void import_all(ImportPass& pass, const OrderedJson& root) {
+  pass.add_members(root, "", "", /*is_strict=*/false);
+  import_batch(pass);
+  import_precision(pass);
+  import_zero(pass);
+  import_storage(pass);
+  import_optimizer(pass);
+  import_scheduler(pass);
 }
 
 }  // namespace
@@ -71,15 +112,21 @@ ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
                                 const DeepspeedValues& values) {
   const HjsonDocument document = read_hjson(text, name);
   ImportPass pass(document, values);
-  pass.add_members(document.root, "", "", /*is_strict=*/false);
-  import_batch(pass);
-  import_precision(pass);
-  import_zero(pass);
-  import_storage(pass);
-  import_optimizer(pass);
-  import_scheduler(pass);
-  check(pass);
-  return {.config = pass.config.dump(2), .report = pass.report};
+  import_all(pass, document.root);
+  const std::vector<ImportLine> out_of_range = values_out_of_range(pass);
+  if (out_of_range.empty()) {
+    check(pass);
+    return {.config = pass.config.dump(2), .report = pass.report};
+  }
+  // Refused keys are left out: the config is that of the file without them.
+  OrderedJson rest = document.root;
+  for (const ImportLine& line : out_of_range) remove_key(rest, line.key);
+  ImportPass without(document, values);
+  import_all(without, rest);
+  check(without);
+  ImportReport report = pass.report;
+  report.refused.insert(report.refused.end(), out_of_range.begin(), out_of_range.end());
+  return {.config = without.config.dump(2), .report = report};
 }
 
 std::string config_text(const std::string& argument) {

@@ -29,6 +29,8 @@ struct DeepspeedValues {
   std::optional<double> clip_norm;
   std::optional<std::uint64_t> warmup_steps;
   std::optional<std::uint64_t> steps;
+  // How to give the steps. Some commands have no --steps, or have one with another meaning.
+  std::string steps_option = "--steps";
   std::string precision;  // empty = bf16, unless the file has a precision
   // If stage3_param_persistence_threshold is "auto", the importer sets this threshold to ten times
   // the hidden size.

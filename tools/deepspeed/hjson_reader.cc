@@ -1,6 +1,7 @@
 #include "tools/deepspeed/hjson_reader.h"
 
 #include <algorithm>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -98,6 +99,9 @@ class Reader {
   // Behind the opening brace, if there is one.
   OrderedJson members(const std::string& path, bool has_braces) {
     OrderedJson object = OrderedJson::object();
+    // The object itself looks a name up among all others, one by one.
+    auto& list = object.get_ref<OrderedJson::object_t&>();
+    std::set<std::string> names;
     for (;;) {
       skip();
       if (peek() == '}' && has_braces) {
@@ -111,12 +115,12 @@ class Reader {
       const std::size_t begin = at_;
       const std::string name = key();
       const std::string full = path.empty() ? name : path + "." + name;
-      if (object.contains(name)) fail(begin, fmt::format("key \"{}\" is given twice", full));
+      if (!names.insert(name).second) fail(begin, fmt::format("key \"{}\" is given twice", full));
       document_.places.emplace(full, begin);
       skip();
       if (peek() != ':') fail(at_, fmt::format("a ':' is expected after the key \"{}\"", full));
       ++at_;
-      object[name] = value(full);
+      list.emplace_back(name, value(full));
       comma();
     }
   }
@@ -206,13 +210,17 @@ class Reader {
 std::string HjsonDocument::place_of(const std::string& key) const {
   const auto place = places.find(key);
   if (place == places.end()) return name;
-  return name + ":" + line_and_column(text, place->second);
+  const auto line = std::ranges::upper_bound(line_begins, place->second) - 1;
+  return fmt::format("{}:{}:{}", name, line - line_begins.begin() + 1, place->second - *line + 1);
 }
 
 HjsonDocument read_hjson(std::string_view text, std::string name) {
   HjsonDocument document;
   document.name = std::move(name);
   document.text = text;
+  document.line_begins.push_back(0);
+  for (std::size_t i = 0; i < text.size(); ++i)
+    if (text[i] == '\n') document.line_begins.push_back(i + 1);
   Reader(document).read();
   return document;
 }

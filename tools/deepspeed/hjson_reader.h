@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -22,6 +23,8 @@ struct HjsonDocument {
   std::string text;
   OrderedJson root;                           // always an object
   std::map<std::string, std::size_t> places;  // dotted key -> the key's offset in `text`
+
+  std::vector<std::size_t> line_begins;  // offsets in `text`
 
   // Returns the place of a key as "NAME:LINE:COLUMN". If the key is not in the text, the result is
   // "NAME".

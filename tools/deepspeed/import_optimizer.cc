@@ -11,6 +11,8 @@ namespace sluice {
 namespace {
 
 const std::string kParams = "optimizer.params.";
+// With "torch_adam", DeepSpeed makes a torch.optim.AdamW of what the file says, and no more.
+constexpr double kTorchDecay = 0.01;
 
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
@@ -52,11 +54,21 @@ void import_moments(ImportPass& pass, const std::string& kind) {
              pass.number(kParams + "momentum").value_or(0));
 }
 
-void import_decay(ImportPass& pass) {
-  const double decay = pass.number(kParams + "weight_decay").value_or(0);
-  pass.map(kParams + "weight_decay", "optimizer.weight_decay", decay);
+void import_decay(ImportPass& pass, bool may_be_of_torch) {
+  std::string key = kParams + "weight_decay";
+  const std::optional<double> written = pass.number(key);
+  const std::string of_torch = kParams + "torch_adam";
+  const bool is_of_torch = may_be_of_torch && pass.boolean(of_torch).value_or(false);
+  if (is_of_torch && !written) {
+    key = of_torch;
+  } else if (pass.find(of_torch) != nullptr) {
+    pass.not_needed(of_torch, "the same mathematics");
+  }
+  const double decay = written.value_or(is_of_torch ? kTorchDecay : 0);
+  pass.map(key, "optimizer.weight_decay", decay,
+           key == of_torch ? "the default of torch.optim.AdamW" : "");
   if (decay == 0) return;
-  pass.map(kParams + "weight_decay", "optimizer.groups",
+  pass.map(key, "optimizer.groups",
            OrderedJson::array({{{"tensors", {"*"}}, {"weight_decay", decay}}}),
            "DeepSpeed decays every tensor, biases and norms too");
 }
@@ -125,7 +137,7 @@ void import_optimizer(ImportPass& pass) {
     pass.map(kParams + "lr", "optimizer.learning_rate",
              pass.number(kParams + "lr").value_or(pass.values().learning_rate.value_or(fallback)));
   import_moments(pass, kind);
-  import_decay(pass);
+  import_decay(pass, kind == "adamw" && !is_8bit_adamw(lower(*type)));
 }
 
 }  // namespace sluice

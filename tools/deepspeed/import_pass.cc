@@ -208,7 +208,8 @@ void ImportPass::add_leaf(const DeepspeedKey& row, const std::string& written,
   const std::optional<OrderedJson> typed = value_of_type(row, value, why, note);
   entry.value = typed.value_or(OrderedJson());
   const bool is_mapped = row.key_class == DeepspeedClass::kMap;
-  if (!typed && (is_strict || is_mapped)) return refuse(row.key, why);
+  // It is unknown what a value of another type would turn on.
+  if (!typed && (is_strict || is_mapped || may_refuse)) return refuse(row.key, why);
   if (!note.empty()) understood(row.key, note);
   if (!is_mapped) return not_needed(row.key, may_refuse ? "it is off" : row.why);
   const OrderedJson option = value_of_option(values_, row);
@@ -229,8 +230,9 @@ void ImportPass::judge_auto(Entry entry) {
                                          ? "as if it were missing"
                                          : "DeepSpeed's default, " + row.fallback.dump())
                : not_needed(row.key, row.why);
-  ask_for(row.option);
-  refuse(row.key, fmt::format("Sluice has no value for \"auto\": give {}", row.option));
+  const std::string& option = row.option == "--steps" ? values_.steps_option : row.option;
+  ask_for(option);
+  refuse(row.key, fmt::format("Sluice has no value for \"auto\": give {}", option));
 }
 
 }  // namespace sluice

@@ -77,6 +77,12 @@ void import_batch(ImportPass& pass) {
   std::optional<std::uint64_t> micro_batches = pass.integer(kMicroBatches);
   if (!batch && pass.find(kMicroBatch) == nullptr && !total) batch = pass.values().batch;
   if (!micro_batches && !(total && batch)) micro_batches = pass.values().micro_batches;
+  // The file's own numbers are at least 1 by now. Options may not be.
+  const auto is_none = [&pass](const char* key, std::optional<std::uint64_t> value) {
+    if (value == 0) pass.refuse(key, "the value given for it is 0, but must be at least 1");
+    return value == 0;
+  };
+  if (is_none(kMicroBatch, batch) || is_none(kMicroBatches, micro_batches)) return;
   const double ranks = data_ranks(pass);
   const auto share = [ranks](std::uint64_t value, std::uint64_t by) {
     return static_cast<std::uint64_t>(static_cast<double>(value / by) / ranks);

@@ -136,7 +136,10 @@ bool is_refused_value(const DeepspeedKey& row, const OrderedJson& value) {
   if (rule == "present") return !value.is_null() && value != false;
   if (rule == "true") return is_true(value);
   if (rule == "false") return !value.is_null() && !is_true(value);
-  if (rule == "nonzero") return value.is_number() && value != 0;
+  if (rule == "nonzero") {
+    const OrderedJson number = unquoted(value).value_or(value);
+    return number.is_number() && number != 0;
+  }
   if (rule == ">1") return !value.is_number() || value > 1;
   if (rule == "autotp_size>1") return member_number(value, "autotp_size") > 1;
   if (rule == "stages>1") return member_number(value, "stages") > 1;

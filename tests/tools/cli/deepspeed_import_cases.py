@@ -5,6 +5,7 @@ import base64
 import json
 import math
 import os
+import time
 
 import cli_support
 
@@ -142,6 +143,40 @@ class DeepspeedFiles(FileWriter):
         for other in ("Muon", "Lamb", "OneBitAdam", "ZeroOneAdam", "adamw_torch_fused", "sgd", "MuAdam", "lion_8bit", "Adam8bit"):
             self.refused({**FILE, "optimizer": {"type": other}}, "optimizer.type")
 
+    def test_adamw_of_torch_has_the_decay_of_torch(self):
+        def optimizer(kind, **params):
+            return self.report({**FILE, "optimizer": {"type": kind, "params": {"lr": 1e-4, **params}}})["config"]["optimizer"]
+        for kind in ("AdamW", "Adam"):
+            torch = optimizer(kind, torch_adam=True)
+            self.assertEqual((torch["weight_decay"], torch["groups"]), (0.01, [{"tensors": ["*"], "weight_decay": 0.01}]))
+            self.assertEqual(optimizer(kind, torch_adam=False)["weight_decay"], 0)
+            self.assertEqual(optimizer(kind, torch_adam=True, weight_decay=0)["weight_decay"], 0)
+            self.assertEqual(optimizer(kind, torch_adam=True, weight_decay=0.3)["weight_decay"], 0.3)
+        self.assertEqual(optimizer("Adam", torch_adam=True, adam_w_mode=False)["weight_decay"], 0)
+        self.assertEqual(optimizer("Lion", torch_adam=True)["weight_decay"], 0)
+
+    def test_values_that_train_refuses_are_refused_with_their_keys(self):
+        betas = {**FILE, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 1.5]}}}
+        self.assertIn('"optimizer.beta2" is 1.5, but must be less than 1', self.refused(betas, "optimizer.params.betas"))
+        name = self.write(betas)
+        self.run_sluice("config", "import", name, "--lenient", "-o", "out.json")
+        self.assertEqual([self.read_json("out.json")["optimizer"][key] for key in ("beta1", "beta2")], [0.9, 0.999])
+        self.run_sluice("config", "check", "out.json")
+        cycle = {**FILE, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.01, "cycle_max_lr": 0.001,
+                                                                      "cycle_momentum": False}}}
+        self.assertIn('"optimizer.minimum_learning_rate" is 0.01, more than', json.dumps(self.report(cycle, expect=2)["refused"]).replace("\\", ""))
+        done = self.run_sluice("config", "import", self.write(cycle), "--lenient", "-o", "cycle.json", expect=2)
+        self.assertIn("optimizer.minimum_learning_rate", done.stderr)
+        self.assertFalse(os.path.exists(self.path("cycle.json")))
+
+    def test_what_may_be_on_is_refused_in_any_spelling(self):
+        for value in (0.5, "0.5", [0.5], True):
+            sgd = {**FILE, "optimizer": {"type": "SGD", "params": {"lr": 1e-4, "dampening": value}}}
+            self.refused(sgd, "optimizer.params.dampening")
+        for value in (0, "0", None):
+            sgd = {**FILE, "optimizer": {"type": "SGD", "params": {"lr": 1e-4, "dampening": value}}}
+            self.report(sgd)
+
     def test_adamw_in_8_bits_keeps_its_moments_so(self):
         for name in ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "AdamW8bit", "PagedAdamW8bit"):
             with self.subTest(name):
@@ -178,6 +213,33 @@ class DeepspeedFiles(FileWriter):
         self.assertEqual(self.report(derived)["config"]["batch"], {"sequences": 2, "micro_batches": 8})
         self.assertIn("the file says 8, by its train_batch_size, but --micro-batches says 2",
                       self.refused(derived, "gradient_accumulation_steps", "--micro-batches", 2))
+
+    def test_a_batch_of_none_is_refused(self):
+        for key, other, assignment in (("gradient_accumulation_steps", {}, "batch.micro_batches=0"),
+                                       ("train_micro_batch_size_per_gpu", {}, "batch.sequences=0"),
+                                       ("train_micro_batch_size_per_gpu", {"gradient_accumulation_steps": 2}, "batch.sequences=0")):
+            name = self.write({"train_batch_size": 32, key: "auto", **other})
+            for command in ("plan", "train", "tune"):
+                with self.subTest(command=command, key=key):
+                    done = self.run_sluice(command, name, "--set", assignment, expect=2)
+                    self.assertRegex(done.stderr, rf"{key}.* the value given for it is 0, but must be at least 1")
+
+    def test_the_steps_are_asked_for_as_the_command_takes_them(self):
+        name = self.write({**FILE, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})
+        for command in (("plan",), ("tune",), ("config", "rates")):
+            with self.subTest(command):
+                done = self.run_sluice(*command, name, expect=2)
+                self.assertIn("give --set run.steps=N", done.stderr)
+                self.assertNotIn("give --steps", done.stderr)
+        self.run_sluice("plan", name, "--set", "run.steps=9")
+        self.assertEqual(len(self.run_sluice("config", "rates", name, "--set", "run.steps=9").stdout.splitlines()), 9)
+        for command in (("config", "import"), ("config", "check"), ("config", "show"), ("train",)):
+            self.assertIn("give --steps", self.run_sluice(*command, name, expect=2).stderr)
+
+    def test_many_keys_take_no_time_without_end(self):
+        begin = time.monotonic()
+        self.run_sluice("plan", self.write("{" + ",".join(f"k{i}:1" for i in range(100_000))), expect=2)
+        self.assertLess(time.monotonic() - begin, 20)
 
     def test_options_beside_what_the_file_says_or_leaves_out(self):
         bare = {"train_batch_size": 2, "zero_optimization": {"stage": 3}}

@@ -52,6 +52,7 @@ MAPPED = {
     "optimizer.params.eps": ({}, 1e-8, 1e-6),
     "optimizer.params.weight_decay": ({}, 0, 0.1),
     "optimizer.params.momentum": ({"optimizer.type": "SGD"}, 0, 0.9),
+    "optimizer.params.torch_adam": ({}, False, True),
     "optimizer.params.adam_w_mode": ({"optimizer.type": "Adam"}, True, False),
     "gradient_clipping": ({}, 1.0, 0.5),
     "scheduler.type": ({"scheduler.params.total_num_steps": 50}, "WarmupLR", "WarmupDecayLR"),
