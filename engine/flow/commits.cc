@@ -203,6 +203,11 @@ std::string Commits::way_back() const {
         "the store stays at step {}, or {}, whose commit is under way: open it again "
         "to continue from there",
         *durable_step_, committing_.step);
+  if (writer_.has_begun_record() && committing_.step != *durable_step_)
+    return fmt::format(
+        "the store stays at step {}, or {}, whose commit record was being written: open it again "
+        "to continue from there",
+        *durable_step_, committing_.step);
   return fmt::format("the store stays at step {}: open it again to continue from there",
                      *durable_step_);
 }

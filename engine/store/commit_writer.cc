@@ -45,6 +45,7 @@ void CommitWriter::begin(CommitSequence sequence, std::uint32_t slot, std::uint6
   sequence_ = std::move(sequence);
   stage_ = 0;
   flush_ns_ = 0;
+  has_begun_record_ = false;
   slot_ = slot;
   record_bytes_ = record_bytes;
   step_ = step;
@@ -70,6 +71,7 @@ void CommitWriter::begin_stage() {
     action.submitted_ns = steady_now_ns();
     const StoreFile& file = file_of(stage[i]);
     const bool is_write = stage[i].kind == CommitActionKind::kWriteTwin;
+    has_begun_record_ |= is_write;
     IoRequest& request = action.transfer.request;
     request = {.kind = is_write ? IoKind::kWrite : IoKind::kFlush,
                .priority = IoPriority::kNormal,

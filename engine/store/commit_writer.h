@@ -64,6 +64,10 @@ class CommitWriter {
   // little to write. If there was no flush, the result is 0.
   std::uint64_t flush_ns() const { return flush_ns_; }
 
+  // Returns whether the present sequence, or the last one, has begun to write a record. From then
+  // on, an opening may find that record, whatever happens to the sequence.
+  bool has_begun_record() const { return has_begun_record_; }
+
   // Starts `sequence`, which writes the first `record_bytes` of the buffer to `slot`. The call
   // returns at once, while the sequence is under way. When the sequence has ended, the buffer is
   // free, and `ended` runs on the writer's thread. If `ended` gets no error, the commit is durable.
@@ -94,6 +98,7 @@ class CommitWriter {
   std::uint64_t record_bytes_ = 0;
   std::uint64_t step_ = 0;
   std::uint64_t flush_ns_ = 0;
+  bool has_begun_record_ = false;
   bool is_stopped_ = false;
   std::optional<Error> failure_;
   std::function<void(std::optional<Error>)> ended_;
