@@ -270,10 +270,14 @@ void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice
       .train(step, uses);
 }
 
+std::string text_behind(std::uint64_t step) {
+  return step == 0 ? "" : fmt::format("behind step {}", step);
+}
+
 // From its last commit, with what this program has said of it.
 void open_toy(Engine& engine) {
   const OpenedState opened = engine.open_or_create(toy_values());
-  const std::string expected = opened.step == 0 ? "" : fmt::format("behind step {}", opened.step);
+  const std::string expected = text_behind(opened.step);
   if (opened.application != expected)
     throw std::logic_error(fmt::format("the commit of step {} has \"{}\" of the application",
                                        opened.step, opened.application));
@@ -283,7 +287,8 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
                   const ToyOptions& options) {
   ToyResult result;
   if (options.source != nullptr) {
-    engine.restore(*options.source);
+    const bool is_durable = !config.storage.state.name.empty();
+    engine.restore(*options.source, is_durable ? text_behind(options.source->position().step) : "");
   } else if (!config.storage.state.name.empty()) {
     open_toy(engine);
   } else {
@@ -306,8 +311,7 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
     const std::uint64_t number = step.number();
     walker().train(step, uses_of(model, number, options), options);
     FinishOptions finish;
-    if (!config.storage.state.name.empty())
-      finish.application = fmt::format("behind step {}", number);
+    if (!config.storage.state.name.empty()) finish.application = text_behind(number);
     result.reports.push_back(step.finish(finish));
     if (options.after_step) options.after_step(engine, number);
     if (!options.evaluate) continue;

@@ -16,6 +16,7 @@
 #include <sluice/units.h>
 #include "engine/store/commit_choice.h"
 #include "engine/store/commit_format.h"
+#include "engine/store/store_survey.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_text.h"
@@ -293,6 +294,48 @@ TEST(DurableRefusalsOfRanks, ACommitOfTheSameStepIsNotReplaced) {
     EXPECT_EQ(rank.result.reports.back().step, 6u);
   }
   for (const RankRun& rank : run({.steps = 0, .rank_count = 2})) EXPECT_EQ(rank.failure, "");
+}
+
+// Commits of steps 2 and 4, a state of step 3 over them, its step 4: rank 1 has not had the last
+// commit, and still has the record of the first step 4.
+TEST(DurableRefusalsOfRanks, ARestoredStateIsNotMixedWithTheOneThatItReplaced) {
+  const TempDirectory directory;
+  const TempDirectory aside;
+  Config config = sharded_config(directory.path(), 3, /*uses_nvme=*/true, DType::kBf16);
+  config.storage.state = {.name = "run", .commit_every = 2};
+  config.optimizer.overlap = OverlapPolicy::kDeferred;
+  const auto run = [&](const ToyOptions& options) {
+    return run_ranks(2, config, options, {.closes = true});
+  };
+  const auto copy_rank_1 = [](const std::string& from, const std::string& to) {
+    for (const auto& entry : std::filesystem::directory_iterator(from)) {
+      const std::string name = entry.path().filename();
+      if (name.find(".r1.") != std::string::npos)
+        std::filesystem::copy_file(entry.path(), to + "/" + name,
+                                   std::filesystem::copy_options::overwrite_existing);
+    }
+  };
+  for (const RankRun& rank : run({.steps = 4, .rank_count = 2})) ASSERT_EQ(rank.failure, "");
+  Config scratch = config;
+  scratch.storage.state = {};
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  Engine other(scratch, toy_model(), *device);
+  (void)run_toy(other, toy_model(), *device, scratch, {.steps = 5});
+  MemorySource whole(other);
+  whole.set_position({.step = 3});
+  SourceOfAll source(whole);
+  for (const RankRun& rank : run({.steps = 0, .rank_count = 2, .source = &source}))
+    ASSERT_EQ(rank.failure, "");
+  copy_rank_1(directory.path(), aside.path());
+  const std::vector<RankRun> expected = run({.steps = 1, .rank_count = 2});
+  copy_rank_1(aside.path(), directory.path());
+  EXPECT_EQ(survey_store("run", config.storage.paths).step, 3u);
+  const std::vector<RankRun> again = run({.steps = 1, .rank_count = 2});
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_EQ(again[rank].failure, "");
+    EXPECT_EQ(again[rank].result.reports.back().step, 4u);
+    EXPECT_TRUE(again[rank].result.state == expected[rank].result.state);
+  }
 }
 
 }  // namespace
