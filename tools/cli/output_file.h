@@ -164,12 +164,15 @@ void write_whole(OutputFile& output, std::string_view text);
 // that is too full for one output may still have space for the next output.
 class FirstFailure {
  public:
+  // Returns whether `write` has succeeded.
   template <class Write>
-  void attempt(const Write& write) {
+  bool attempt(const Write& write) {
     try {
       write();
+      return true;
     } catch (const std::exception& error) {
       note(error);
+      return false;
     }
   }
   // Throws the first failure, if there was one. attempt() has already printed all other failures.

@@ -129,7 +129,13 @@ int run_generate(const GenerateOptions& options) {
   Vocabulary vocabulary(options, config.vocabulary);
   const ModelSpec model = validated(gpt::gpt_model_spec(config));
   const unsigned threads = granted_threads(options.threads);
-  gpt::GptCompute compute(config, {.batch = 1, .sequence = config.context}, {.threads = threads});
+  // Without a backward pass, all layers can have the arrays of one.
+  gpt::GptCompute compute(config, {.batch = 1, .sequence = config.context},
+                          {.threads = threads, .checkpoints = gpt::Checkpoints::kUnits});
+  // The value between two units changes in place.
+  const AlignedBuffer between(std::uint64_t{config.context} * config.embedding * sizeof(float),
+                              "activations");
+  auto* const value = reinterpret_cast<float*>(between.data());
   UnitReader reader(file, model);
   std::vector<std::uint32_t> tokens = vocabulary.tokens_of(options.prompt);
   say_text(options.prompt);
@@ -137,7 +143,8 @@ int run_generate(const GenerateOptions& options) {
     const std::size_t seen = std::min<std::size_t>(tokens.size(), config.context);
     compute.start_generation(std::span(tokens).last(seen));
     for (std::uint32_t use = 0; use < compute.use_count(); ++use)
-      compute.forward(use, reader.read(model.forward_order[use]));
+      compute.forward(use, reader.read(model.forward_order[use]),
+                      {.input = value, .output = value});
     const std::span<const float> logits = compute.last_logits();
     if (!std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); }))
       throw Error(ErrorCode::kInput,

@@ -16,13 +16,12 @@
 #include "base/trace/trace_ranges.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"
-#include "tools/cli/option_words.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/temporary_file.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/train_options.h"
 #include "tools/commands/train_outputs.h"
-#include "tools/deepspeed/config_source.h"
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/fresh_values.h"
 #include "tools/gpt/train/kernel_agreement.h"
@@ -40,24 +39,6 @@
 
 namespace sluice {
 namespace {
-
-// `introduction` is what a run says of a config that is not Sluice's own.
-TrainConfig read_config(const TrainOptions& options, std::string& introduction) {
-  DeepspeedValues values = options.deepspeed;
-  values.steps = options.steps;
-  ConfigSource source = read_config_source(options.config_file, values, options.assignments);
-  ConfigDocument& document = source.document;
-  if (source.report)
-    introduction = fmt::format("{}; `sluice config import` lists them\n",
-                               summary_of(*source.report, name_of_source(options.config_file)));
-  if (options.steps) document.set(fmt::format("run.steps={}", *options.steps));
-  if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
-  TrainConfig config = train_config(document);
-  if (!options.data_file.empty()) config.data_file = options.data_file;
-  if (!options.tokenizer.empty()) config.tokenizer = options.tokenizer;
-  if (!options.trace_file.empty()) config.trace_file = options.trace_file;
-  return config;
-}
 
 class TrainRun {
  public:
@@ -241,16 +222,12 @@ class TrainRun {
     if (checkpoints_.has_store()) failures.attempt([this] { engine_.commit_now(); });
     failures.attempt([this] { checkpoints_.run_ended(engine_, steps_ended_); });
     record_.checkpoints = checkpoints_.saved();
-    if (!record_.interrupted) {
-      record_.validation_loss = watch_.validation_loss(steps_ended_);
-      record_.interrupted = !record_.validation_loss;
-    }
-    if (record_.validation_loss) count_bigrams();
+    if (!record_.interrupted) measure(failures);
     publisher_.enter(RunPhase::kSaving, steps_ended_);
-    {
+    attempt_alone(failures, [this] {
       const Progress progress("hashing the state", is_quiet_);
       record_.state_sha256 = state_sha256(engine_);
-    }
+    });
     record_.ranks = memory_of_ranks(engine_, record_.buffers);
     record_.matrix_work = trainer_->matrix_work();
     write_outputs(failures);
@@ -265,11 +242,36 @@ class TrainRun {
     if (outputs_.save.is_wanted()) say("model saved to {}\n", outputs_.save.path());
   }
 
-  void count_bigrams() {
-    const Progress progress("counting the pairs of the training part", is_quiet_);
-    const auto own = dataset_.bigram_cross_entropy_until(interrupted, watch_.validation_batches());
+  // The figures of a trained model. They read the text again, which may be cut or gone by now: the
+  // model is saved all the same. A figure that one rank cannot read, none has.
+  void measure(FirstFailure& failures) {
+    if (!all_ranks(failures, [this] { (void)watch_.validation_batches(); })) return;
+    attempt_alone(failures, [this] {
+      record_.validation_loss = watch_.validation_loss(steps_ended_);
+      record_.interrupted = !record_.validation_loss;
+    });
+    if (!record_.validation_loss) return;
+    std::optional<double> own;
+    const auto count = [&] {
+      const Progress progress("counting the pairs of the training part", is_quiet_);
+      own = dataset_.bigram_cross_entropy_until(interrupted, watch_.validation_batches());
+    };
+    if (!all_ranks(failures, count)) return;
     record_.interrupted = mean_over_ranks(own ? 0 : 1) != 0;  // then no rank has the figure
     if (!record_.interrupted) record_.bigram_cross_entropy = own;
+  }
+
+  // `work` is a rank's own. Returns whether it has succeeded on all ranks.
+  template <class Work>
+  bool all_ranks(FirstFailure& failures, const Work& work) {
+    return mean_over_ranks(failures.attempt(work) ? 0 : 1) == 0;
+  }
+
+  // For `work` in which ranks wait for each other: one that fails must not go on alone.
+  template <class Work>
+  void attempt_alone(FirstFailure& failures, const Work& work) {
+    if (engine_.rank_count() > 1) return work();
+    failures.attempt(work);
   }
 
   void say_how_to_go_on() const {
@@ -369,7 +371,7 @@ int train_in(const TrainOptions& options, TrainConfig& config, TrainRanks& ranks
 int train_as_told(const TrainOptions& options) {
   catch_interrupts();
   std::string introduction;
-  TrainConfig config = read_config(options, introduction);
+  TrainConfig config = read_train_config(options, introduction);
   TrainRanks ranks(config);
   const bool is_quiet = options.quiet || ranks.rank() != 0;
   if (!is_quiet) say("{}", introduction);
@@ -387,14 +389,11 @@ int train_as_told(const TrainOptions& options) {
 }  // namespace
 
 int run_train(const TrainOptions& options) {
-  return with_words({{"--set run.steps=", "--steps ", options.steps.has_value()},
-                     {"--set run.seed=", "--seed ", options.seed.has_value()},
-                     {"run.steps", "--steps", options.steps.has_value()},
-                     {"run.seed", "--seed", options.seed.has_value()},
-                     {"data.file", "--data", !options.data_file.empty()},
-                     {"data.tokenizer", "--tokenizer", !options.tokenizer.empty()},
-                     {"trace.file", "--trace", !options.trace_file.empty()}},
-                    [&] { return train_as_told(options); });
+  try {
+    return train_as_told(options);
+  } catch (const Error& error) {
+    throw in_words_of(options, error);
+  }
 }
 
 }  // namespace sluice

@@ -3,8 +3,10 @@ bit; `sluice generate`."""
 
 import json
 import os
+import re
 import resource
 import struct
+import subprocess
 
 from cli_support import SMALL_CONFIG, CliCase
 
@@ -57,6 +59,24 @@ def expected_shapes(model, tied):
 
 
 class SavedModel(CliCase):
+    def mapped_by_generate(self, layers):
+        """The bytes that `generate` has mapped once it prints tokens."""
+        values = {"model.layers": layers, "model.context": 1024, "model.embedding": 64, "batch.sequences": 1, "batch.micro_batches": 1,
+                  "activations": "recompute", "run.steps": 1}
+        self.run_sluice("train", self.write_config(values), "--quiet", "--save", "deep")
+        process = subprocess.Popen(self.command("generate", "--model", "deep", "--prompt", "in", "--tokens", 100_000, "--threads", 1),
+                                   cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        self.assertEqual(len(process.stdout.read(3)), 3)
+        with open(f"/proc/{process.pid}/status", encoding="ascii") as file:
+            return 1024 * int(re.search(r"VmSize:\s+(\d+) kB", file.read()).group(1))
+
+    def test_generate_has_the_activations_of_one_layer(self):
+        # A layer of this shape has 16 x 1024 x 64 values, 4 MiB.
+        self.assertLess(self.mapped_by_generate(48) - self.mapped_by_generate(2), 64 << 20)
+
     def content(self, name):
         with open(self.path(name), "rb") as file:
             return file.read()

@@ -1,12 +1,15 @@
 """The words of `sluice train` about the model between steps: validation, samples, TensorBoard's files, rates and MFU."""
 
+import array
 import csv
 import glob
 import json
 import os
+import random
 import struct
+import subprocess
 
-from cli_support import CliCase, ON_NVME, mount_tmpfs
+from cli_support import CliCase, ON_NVME, RUN_TIMEOUT_S, mount_tmpfs
 from event_files import events_in
 
 # The rate stays the same, so that a shorter run is the beginning of a longer one.
@@ -42,6 +45,42 @@ class Watch(CliCase):
                     for step in watched["steps"]:
                         self.assertEqual(step["nvme_read_bytes"], watched["predicted_nvme_read_bytes"])
                         self.assertEqual(step["nvme_write_bytes"], watched["predicted_nvme_write_bytes"])
+
+    def test_a_text_that_is_cut_meanwhile_takes_no_model(self):
+        """The end of a run reads the text again, for its figures alone."""
+        values = {**STEADY, "run.steps": 400}
+        size = os.path.getsize(self.path("text.txt"))
+        with open(self.path("cut.txt"), "wb") as file, open(self.path("text.txt"), "rb") as text:
+            file.write(text.read())
+        arguments = ["train", self.write_config(values), "--data", "cut.txt", "--save", "model", "--json", "run.json",
+                     "--csv", "run.csv"]
+        process = subprocess.Popen(self.command(*arguments), cwd=self.folder, env=self.environment(),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        while b"step     1/" not in process.stdout.readline():
+            self.assertIsNone(process.poll())
+        os.truncate(self.path("cut.txt"), int(0.97 * size))
+        said = process.communicate(timeout=RUN_TIMEOUT_S)[1].decode()
+        self.assertEqual(process.returncode, 2, said)
+        self.assertRegex(said, r'data file "cut.txt": it ends at byte \d+, .* it was cut meanwhile')
+        run = self.read_json("run.json")
+        self.assertEqual((run["validation_loss"], run["bigram_cross_entropy"]), (None, None))
+        self.assertEqual(len(run["state_sha256"]), 64)
+        self.run_sluice("generate", "--model", "model", "--prompt", "in", "--tokens", 1)
+        with open(self.path("run.csv"), encoding="utf-8") as file:
+            self.assertEqual(len(file.readlines()), 1 + len(run["steps"]))
+
+    def test_pairs_of_a_long_text_take_little_memory(self):
+        peaks = []
+        for tokens in ([5] * 3_000_000, random.Random(1).choices(range(65536), k=3_000_000)):
+            with open(self.path("tokens"), "wb") as file:
+                array.array("H", tokens).tofile(file)
+            run = self.train({**STEADY, "data.file": "tokens", "data.format": "uint16", "model.vocabulary": 65536, "run.steps": 1})
+            self.assertGreater(run["bigram_cross_entropy"], 0)
+            peaks.append(run["peak_rss_bytes"])
+        self.assertLess(peaks[1] - peaks[0], 50 << 20)  # a table of all pairs takes more than 100 MB
 
     def test_every_validation_has_a_row(self):
         self.run_train({**STEADY, "run.steps": 9}, "--validate-every", 3, "--log-every", 4, "--csv", "run.csv", "--json-lines", "run.jsonl")

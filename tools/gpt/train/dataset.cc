@@ -193,23 +193,27 @@ std::vector<TokenBatch> Dataset::validation_batches(std::uint32_t count) const {
 
 std::optional<double> Dataset::bigram_cross_entropy_until(
     const std::function<bool()>& is_asked, std::span<const TokenBatch> batches) const {
+  // Only pairs of the batches: a long text has more than memory has room for.
   std::unordered_map<std::uint64_t, std::uint64_t> pairs;
+  for (const TokenBatch& batch : batches)
+    for (std::size_t i = 0; i < batch.tokens.size(); ++i)
+      pairs.emplace(pair_of(batch.tokens[i], batch.targets[i]), 0);
   std::vector<std::uint64_t> firsts(config_.model.vocabulary, 0);
   for (std::uint64_t first = 0; first + 1 < training_tokens_; first += kPieceTokens) {
     if (is_asked()) return std::nullopt;
     // One more than a piece: its last token is the first of a pair, too.
     const auto tokens = read_tokens(first, std::min(kPieceTokens + 1, training_tokens_ - first));
     for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
-      ++pairs[pair_of(tokens[i], tokens[i + 1])];
       ++firsts[tokens[i]];
+      if (const auto pair = pairs.find(pair_of(tokens[i], tokens[i + 1])); pair != pairs.end())
+        ++pair->second;
     }
   }
   double sum = 0;
   std::uint64_t count = 0;
   for (const TokenBatch& batch : batches) {
     for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
-      const auto pair = pairs.find(pair_of(batch.tokens[i], batch.targets[i]));
-      const auto seen = static_cast<double>(pair == pairs.end() ? 0 : pair->second);
+      const auto seen = static_cast<double>(pairs.at(pair_of(batch.tokens[i], batch.targets[i])));
       const auto total = static_cast<double>(firsts[batch.tokens[i]] + config_.model.vocabulary);
       sum -= std::log((seen + 1) / total);
     }

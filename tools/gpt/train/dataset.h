@@ -62,7 +62,7 @@ class Dataset {
   }
   // Returns the result of bigram_cross_entropy(). The call reads the whole training part, and calls
   // `is_asked` before each piece of 2^20 tokens. If `is_asked` returns true, the call ends and
-  // returns nothing.
+  // returns nothing. The call needs memory for the pairs of `batches` and one piece.
   std::optional<double> bigram_cross_entropy_until(const std::function<bool()>& is_asked,
                                                    std::span<const TokenBatch> batches) const;
 

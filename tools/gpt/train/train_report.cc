@@ -358,7 +358,8 @@ void write_json(OutputFile& output, const RunRecord& run) {
   document["ranks"] = ordered_json::array();
   for (const RankMemory& rank : run.ranks) document["ranks"].push_back(json_of(rank));
   document["peak_rss_bytes"] = peak_rss_bytes();
-  document["state_sha256"] = run.state_sha256;
+  document["state_sha256"] =
+      run.state_sha256.empty() ? ordered_json(nullptr) : ordered_json(run.state_sha256);
   document["interrupted"] = run.interrupted;
   write_whole(output, document.dump(2) + "\n");
 }
