@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/run_memory.h"
 
 namespace sluice {
@@ -151,6 +152,8 @@ PlanModel config_plan(const TrainConfig& config, double micro_tokens, bool is_on
   model.spec = training_model(config, is_on_host);
   model.activation_bytes = scaled(kept_activation_bytes(config, is_on_host));
   for (std::uint64_t& bytes : model.spec.boundary_bytes) bytes = scaled(bytes);
+  for (const double flops : gpt::forward_flops_per_token(config.model))
+    model.forward_flops.push_back(flops * micro_tokens);
   return model;
 }
 

@@ -48,6 +48,16 @@ nlohmann::json read_json(const std::string& path) {
   }
 }
 
+// `field` of the file, written by `command`.
+double checked_rate(double rate, const std::string& file, const std::string& field,
+                    const char* command) {
+  if (rate > 0 && std::isfinite(rate)) return rate;
+  throw Error(ErrorCode::kInput,
+              fmt::format("\"{}\": {} is {}, but must be more than 0; write the file again with "
+                          "sluice {} --json",
+                          file, field, rate, command));
+}
+
 // The origin of each rate, as the plan prints it.
 struct RateSources {
   std::string read = "assumed";
@@ -71,27 +81,32 @@ void take_adam_file(const PlanRateOptions& options, const StateFormat& format, P
   const char* state = format.master == MasterLayout::kSplitBf16 ? "split_bf16"
                       : format.master == MasterLayout::kFp16    ? "fp16"
                                                                 : "fp32";
+  bool has_row = false;
   try {
     unsigned most = 0, least = UINT_MAX;
     for (const nlohmann::json& row : document.at("results")) {
       if (row.value("moments", "fp32") != name_of(format.moments)) continue;
       if (row.at("state") != state) continue;
       const auto threads = row.at("threads").get<unsigned>();
-      const double rate = row.at("parameters_per_s").at("median").get<double>();
+      const double rate =
+          checked_rate(row.at("parameters_per_s").at("median").get<double>(), options.adam_file,
+                       fmt::format("parameters_per_s.median of {} threads", threads), "bench adam");
       if (threads >= most) plan.rates.adam_parameters_per_second = rate;
       if (threads != 0 && threads <= least) sources.thread_adam = rate / threads;
       most = std::max(most, threads);
       if (threads != 0) least = std::min(least, threads);
     }
-    if (most == 0) throw Error(ErrorCode::kInput, "");
+    has_row = most != 0;
     sources.thread = "calibration, a thread of the host";
-  } catch (const std::exception&) {
+  } catch (const nlohmann::json::exception&) {
+    has_row = false;
+  }
+  if (!has_row)
     throw Error(
         ErrorCode::kInput,
         fmt::format("\"{}\" has no row for state {} with moments in {}; write it with sluice "
                     "bench adam --state {} --json",
                     options.adam_file, state, name_of(format.moments), name_of(format.moments)));
-  }
 }
 
 void take_io_file(const PlanRateOptions& options, PlanRates& plan, RateSources& sources) {
@@ -100,10 +115,12 @@ void take_io_file(const PlanRateOptions& options, PlanRates& plan, RateSources& 
   try {
     const nlohmann::json& best = document.at("best");
     const auto rate = [&](const char* pattern) {
-      return best.at(pattern).at("bytes_per_second").get<double>();
+      return checked_rate(best.at(pattern).at("bytes_per_second").get<double>(), options.io_file,
+                          fmt::format("best.{}.bytes_per_second", pattern), "bench io");
     };
-    set_storage_rates(rate("read"), rate("write"), document.at("interference").get<double>(),
-                      plan.rates);
+    const double interference = checked_rate(document.at("interference").get<double>(),
+                                             options.io_file, "interference", "bench io");
+    set_storage_rates(rate("read"), rate("write"), interference, plan.rates);
     if (options.is_unscaled) {
       plan.rates.read_bytes_per_second = rate("read");
       plan.rates.write_bytes_per_second = rate("write");

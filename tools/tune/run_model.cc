@@ -7,6 +7,7 @@
 
 #include <sluice/error.h>
 #include "engine/planner/plan_subject.h"
+#include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
@@ -19,13 +20,6 @@ namespace {
 // The model does not know how much, so they count only where steps are otherwise equal.
 constexpr double kHiddenShare = 0.01;
 constexpr double kHiddenShareOfHost = 0.1;
-
-double parameters_of(const UnitSpec& unit) {
-  double elements = 0;
-  for (const TensorSpec& tensor : unit.tensors)
-    elements += static_cast<double>(tensor.element_count());
-  return elements;
-}
 
 // The times measured with `measured`, for the batch and the activations of `config`: computation
 // grows with the sequences, and a use that computes its activations again does its forward twice.
@@ -118,8 +112,8 @@ TunePrediction RunModel::predicted(TrainConfig config) const {
   request.micro_batches = config.micro_batches;
   request.order = *config.order;
   const double tokens = static_cast<double>(config.sequences) * config.model.context;
-  for (const UnitSpec& unit : request.model.units)
-    request.forward_flops.push_back(2 * parameters_of(unit) * tokens);
+  for (const double flops : gpt::forward_flops_per_token(config.model))
+    request.forward_flops.push_back(flops * tokens);
   request.flops = flops_;
   request.rates = rates_for(config);
   const Planning planning(request);
@@ -127,7 +121,8 @@ TunePrediction RunModel::predicted(TrainConfig config) const {
   if (!planned.obstacle.empty()) return {.obstacle = planned.obstacle};
   host.device_pool_bytes = is_on_host_ ? planned.placement.device_bytes() : 0;
   host.host_pool_bytes = planned.placement.host_bytes();
-  if (const auto shortage = shortage_of(host)) return {.obstacle = *shortage};
+  if (config.engine.memory.check == RoomCheck::kError)
+    if (const auto shortage = shortage_of(host)) return {.obstacle = *shortage};
   const std::uint64_t request_bytes =
       static_cast<std::uint64_t>(static_cast<double>(planning.layout().block_elements()) *
                                  state_format(config.engine).state_bytes_per_element());

@@ -284,6 +284,23 @@ class Plan(CliCase):
         self.uniform("--adam", "adam.json", values={**ON_NVME, "precision.parameters": "fp32"})
         self.assertRegex(self.done.stdout, r"Adam +0.40 Gparam/s")
 
+    def test_a_rate_that_is_none_is_refused_with_its_field(self):
+        for name, option, field, change in (
+                ("io.json", "--io", "best.read.bytes_per_second is 0", lambda it: it["best"]["read"].update(bytes_per_second=0)),
+                ("io.json", "--io", "best.write.bytes_per_second is -5", lambda it: it["best"]["write"].update(bytes_per_second=-5)),
+                ("io.json", "--io", "interference is 0", lambda it: it.update(interference=0)),
+                ("adam.json", "--adam", "parameters_per_s.median of", lambda it: [row["parameters_per_s"].update(median=0)
+                                                                                  for row in it["results"]])):
+            with self.subTest(field):
+                self.calibrate(1.0)
+                document = self.read_json(name)
+                change(document)
+                with open(self.path(name), "w", encoding="utf-8") as file:
+                    json.dump(document, file)
+                done = self.run_sluice("plan", self.write_config(ON_NVME), option, name, expect=2)
+                self.assertIn(f'"{name}": {field}', done.stderr)
+                self.assertIn("must be more than 0", done.stderr)
+
     def test_figures_of_bench_gpu(self):
         def rates(document, *arguments, values=None):
             with open(self.path("gpu.json"), "w", encoding="utf-8") as file:

@@ -355,6 +355,20 @@ class PlanModel(CliCase):
         self.assertEqual(other["parameters"] - tied["parameters"], 151936 * 896)
         self.assertAlmostEqual(tied["placements"][0]["compute_s"] / other["placements"][0]["compute_s"], 1, places=6)
 
+    def test_a_config_has_the_operations_of_its_model(self):
+        """As `plan --model` and as train's own count. A look-up is no product."""
+        width, layers, context, vocabulary = 768, 12, 1024, 50257
+        forward = 2 * (12 * width**2 * layers + width * vocabulary + width * context * layers)
+        machine = ["--gpu", "4090", "--host-memory", "64G", "--tokens", 8192, "--flops", 1e12]
+        model = self.plan("--model", self.write(GPT2, "gpt2.json"), "--sequence", context, *machine)
+        for tied in (True, False):
+            config = self.write_config({"model": {"layers": layers, "heads": 12, "embedding": width, "context": context,
+                                                  "vocabulary": vocabulary, "tied_head": tied}, "batch": {"micro_batches": 2}})
+            plan = self.plan(config, *machine)
+            seconds = plan["placements"][0]["compute_s"]
+            self.assertAlmostEqual(seconds / (8192 * 3 * forward / 1e12), 1, places=6)
+            self.assertAlmostEqual(seconds / model["placements"][0]["compute_s"], 1, delta=2e-3)
+
     def test_numbers_as_people_write_them(self):
         for text, parameters in (("8B", 8e9), ("124M", 124e6), ("1.5B", 1.5e9), ("500K", 5e5)):
             plan = self.plan("--parameters", text, "--layers", 4, "--gpu", "h200", "--host-memory", "2T")

@@ -8,6 +8,10 @@ from cli_support import GPU_RATES, ON_NVME, CliCase
 QUICK = ["--seconds", 3, "--steps", 1, "--finalists", 2]
 
 
+# More state than machines have memory.
+LARGE = {"model.layers": 32, "model.embedding": 32768, "model.heads": 256, "storage.block_elements": 2**24}
+
+
 class Tune(CliCase):
     LABEL = "command"
 
@@ -92,6 +96,13 @@ class Tune(CliCase):
         self.assertGreater(tune["winner"], 0)
         self.assertTrue(self.done.stdout.startswith("does not fit as given: "))
         self.run_sluice("train", "tuned.json", "--quiet")
+
+    def test_memory_that_the_config_takes_as_there_is_no_obstacle(self):
+        values = {"memory.host": "100TiB", "memory.device": "100TiB", "placement.optimizer": "host", "placement.parameters": "host"}
+        for check, fits in (("error", False), ("warn", True), ("off", True)):
+            with self.subTest(check):
+                tune = self.tune("--dry-run", "--keep", "memory", values={**values, **LARGE, "memory.check": check}, expect=0 if fits else 5)
+                self.assertEqual(tune is not None and tune["given"]["obstacle"] in (None, ""), fits)
 
     def test_refusals_write_nothing(self):
         config = self.write_config()

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tools/gpt/model/counter_random.h"
 
@@ -59,11 +60,20 @@ ModelSpec gpt_model_spec(const GptConfig& config) {
   return spec;
 }
 
-double flops_per_token(const GptConfig& config) {
+std::vector<double> forward_flops_per_token(const GptConfig& config) {
   const double width = config.embedding;
-  const double linear = 12 * width * width * config.layers + width * config.vocabulary;
-  const double attention = width * config.context * config.layers;
-  return 6 * (linear + attention);
+  const double logits = 2 * width * config.vocabulary;
+  std::vector<double> flops(config.layers + 2, 2 * width * (12 * width + config.context));
+  flops.front() = config.tied_head ? logits / 2 : 0;  // one of its two uses is a look-up
+  flops.back() = config.tied_head ? 0 : logits;
+  return flops;
+}
+
+double flops_per_token(const GptConfig& config) {
+  const std::vector<double> forward = forward_flops_per_token(config);
+  double sum = config.tied_head ? forward.front() : 0;
+  for (const double flops : forward) sum += flops;
+  return 3 * sum;
 }
 
 void fill_initial_values(const GptConfig& config, std::uint64_t seed, const TensorSpec& tensor,

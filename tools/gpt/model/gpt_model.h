@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include <sluice/model_spec.h>
 #include "tools/gpt/model/gpt_config.h"
@@ -46,6 +47,10 @@ ModelSpec gpt_model_spec(const GptConfig& config);
 // gradients. Recomputation does not count. Attention is causal, so only half of the scores are
 // needed, and only this half counts.
 double flops_per_token(const GptConfig& config);
+// Returns the part of the forward pass in these operations, for one use of each unit. The look-up
+// in the embedding has none. With a tied head, each of the two uses of the embedding has half of
+// the product with the embedding.
+std::vector<double> forward_flops_per_token(const GptConfig& config);
 
 // Writes the initial values of elements [begin, begin + values.size()) of `tensor`. Weights are
 // drawn from N(0, 0.02). The weights of the two projections into the residual stream are scaled by
