@@ -1,6 +1,7 @@
 #include <sluice/config_document.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <iterator>
 #include <map>
@@ -204,6 +205,29 @@ struct ConfigDocument::Content {
         [this](const std::string& key, const std::string& message) { fail(key, message); });
   }
 
+  // For --set: an entry of a list has the number of one that is there, or the next. A larger one
+  // would fill the list with as many entries of nothing.
+  void check_entry_numbers(const std::string& key) const {
+    for (std::size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', dot + 1)) {
+      const std::string list = key.substr(0, dot);
+      const json* schema = find_key_schema(list);
+      if (schema == nullptr || schema->value("type", "") != "array") continue;
+      const std::size_t end = std::min(key.find('.', dot + 1), key.size());
+      const std::string_view number = std::string_view(key).substr(dot + 1, end - dot - 1);
+      const json::json_pointer pointer = pointer_to(list);
+      const std::size_t count = values.contains(pointer) ? values.at(pointer).size() : 0;
+      std::size_t entry = 0;
+      const auto read = std::from_chars(number.data(), number.data() + number.size(), entry);
+      const bool is_number = number == fmt::format("{}", entry) && read.ec == std::errc{};
+      if (is_number && entry <= count) continue;
+      fail(key, fmt::format(
+                    "\"{}\" has {} {}, with numbers from 0 on, so that there is no entry \"{}\"; "
+                    "the next one is {}.{}{}",
+                    list, count, count == 1 ? "entry" : "entries", number, list, count,
+                    key.substr(end)));
+    }
+  }
+
   // The value or its default; null when there is neither.
   const json* find(std::string_view key) const {
     const json* schema = find_key_schema(std::string(key));
@@ -272,6 +296,7 @@ void ConfigDocument::set(std::string_view assignment) {
         ErrorCode::kConfig,
         fmt::format("--set {}: it must be KEY=VALUE, such as memory.host=10MiB", assignment));
   content_->assignments[key] = assignment;
+  content_->check_entry_numbers(key);
   const json* schema = find_key_schema(key);
   if (schema == nullptr) {
     const std::size_t dot = key.rfind('.');

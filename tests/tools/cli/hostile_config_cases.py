@@ -25,6 +25,18 @@ class HostileConfig(CliCase):
                 self.assertIn("NUL", done.stderr)
                 self.assertIn(setting.partition("=")[0], done.stderr)
 
+    def test_entries_of_lists_have_the_numbers_of_entries(self):
+        config = self.write_config()
+        for entry in ("x", "4000000000", "1", "-1", "", "00", "99999999999999999999999"):
+            with self.subTest(entry):
+                done = self.run_sluice("plan", config, "--set", f"optimizer.groups.{entry}.weight_decay=0.1", expect=2)
+                self.assertIn(f'"optimizer.groups" has 0 entries, with numbers from 0 on, so that there is no entry "{entry}"; '
+                              "the next one is optimizer.groups.0.weight_decay", done.stderr)
+        done = self.run_sluice("plan", config, "--set", 'optimizer.groups=[{"tensors": ["*"]}]', "--set", "optimizer.groups.0.weight_decay=0.1",
+                               "--set", "storage.paths.0=storage")
+        done = self.run_sluice("plan", config, "--set", "storage.paths.2=x", expect=2)
+        self.assertIn('"storage.paths" has 1 entry', done.stderr)
+
     def test_deep_nesting_is_refused_at_once(self):
         for opening in (b'{"a":', b"[", b'{"run":'):
             for levels in (17, 10_000, 100_000):
