@@ -1,9 +1,13 @@
 #include "tools/commands/state_transfer.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -40,6 +44,20 @@ bool has_tensors_of(const StateDescription& state, const ModelSpec& model) {
   return std::ranges::equal(state.tensors, wanted.tensors, [](const auto& own, const auto& other) {
     return own.name == other.name && own.shape == other.shape;
   });
+}
+
+// The config's shape with the store's heads, which tensors do not show.
+gpt::GptConfig model_of(const StoreSource& source, const TrainConfig& config) {
+  gpt::GptConfig model = config.model;
+  const std::vector<std::string>& texts = source.application();
+  const auto saved = texts.empty() ? std::nullopt : saved_setting(texts.front(), "model.heads");
+  std::uint32_t heads = 0;
+  if (saved) std::from_chars(saved->data(), saved->data() + saved->size(), heads);
+  if (heads == 0 || heads == model.heads || model.embedding % heads != 0) return model;
+  warn("sluice: the store has model.heads = {}, and so has the config.json; the config says {}\n",
+       heads, model.heads);
+  model.heads = heads;
+  return model;
 }
 
 }  // namespace
@@ -84,7 +102,7 @@ int export_state(const StateOptions& options) {
   SaveOptions save{.file_bytes_max = parse_size(options.shard_size)};
   if (options.has_sha256) save.sha256 = file_sha256;
   if (has_tensors_of(source.description(), training_model(config)))
-    save.files = {{"config.json", gpt2_config_text(config.model)}};
+    save.files = {{"config.json", gpt2_config_text(model_of(source, config))}};
   std::optional<Progress> progress(std::in_place, "exporting the store");
   const SavedCheckpoint saved = export_checkpoint(source, source.run().model, source.run().config,
                                                   options.folder, save, source.application());

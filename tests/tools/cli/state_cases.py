@@ -242,6 +242,13 @@ class DurableStores(CliCase):
             self.assertEqual((run["resumed_steps"], run["state_sha256"]), (3, whole))
             self.run_sluice("state", "remove", resumed)
 
+    def test_an_exported_config_has_the_heads_of_the_store(self):
+        self.run_sluice("train", self.write_config({**BASE, "run.steps": 1, "model.heads": 2}), "--quiet")
+        done = self.run_sluice("state", "export", self.write_config({**BASE, "run.steps": 1, "model.heads": 4}), "kept")
+        with open(self.path("kept", "latest", "config.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["n_head"], 2)
+        self.assertIn("the store has model.heads = 2, and so has the config.json; the config says 4", done.stderr)
+
     def test_checkpoints_of_another_run_stay(self):
         stores = [{**BASE, "storage.state.name": f"run-{seed}", "run.seed": seed} for seed in (1, 2)]
         sums = [self.train(values)["state_sha256"] for values in stores]

@@ -123,6 +123,15 @@ std::string application_for(const TrainConfig& config, std::uint32_t ranks, std:
       .dump();
 }
 
+std::optional<std::string> saved_setting(const std::string& application, const std::string& key) {
+  const auto text = nlohmann::json::parse(application, nullptr, /*allow_exceptions=*/false);
+  if (!text.is_object() || !text.contains("settings")) return std::nullopt;
+  const nlohmann::json& settings = text["settings"];
+  if (!settings.is_object() || !settings.contains(key) || !settings[key].is_string())
+    return std::nullopt;
+  return settings[key].get<std::string>();
+}
+
 // The checksum of the checksums of its pieces, so that none of it has to be in memory.
 std::string describe_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -30,6 +30,9 @@ bool follows_ranks(const std::string& key);
 // `config` can continue from the state.
 // Fails with kInput if the config's data cannot be opened.
 std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps);
+// Returns a setting that a saved state's application text has. Returns nothing if there is no such
+// setting, or if another program has written the text.
+std::optional<std::string> saved_setting(const std::string& application, const std::string& key);
 // Returns the length and the checksum of the text in `path`.
 // Fails with kInput if the file cannot be opened, and with kIo if it cannot be read.
 std::string describe_text(const std::string& path);
