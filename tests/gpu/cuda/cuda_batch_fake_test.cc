@@ -92,12 +92,16 @@ TEST_F(CudaBatchFake, AnOlderDriverTakesThemOneByOne) {
 // The driver refuses batches there, as an invalid value.
 TEST_F(CudaBatchFake, TheDefaultStreamTakesThemOneByOne) {
   Machine machine(FakeCudaBatches::kTaken);
+  const Stream own(*machine.device, "the default stream");
+  test::fake_cuda_default_stream() = machine.device->native_stream(own.id());
   machine.stream = machine.device->adopt_stream(nullptr);
   HostArray host(*machine.device, kPieces * kPieceBytes);
   host.fill_pattern(5);
   const std::vector<FakeCudaCall> copies = copy_apart(machine, host);
   EXPECT_EQ(std::ranges::count(copies, false, &FakeCudaCall::is_continued), kPieces);
   expect_copied(machine, host);
+  machine.stream = Stream();
+  test::fake_cuda_default_stream() = nullptr;
 }
 
 TEST_F(CudaBatchFake, ADriverThatRefusesIsAskedOnce) {
