@@ -54,11 +54,20 @@ void import_moments(ImportPass& pass, const std::string& kind) {
              pass.number(kParams + "momentum").value_or(0));
 }
 
+// As Python's `if` takes it: DeepSpeed does no more with the value of torch_adam, and files have
+// texts there.
+bool is_on(const ImportPass::Entry* entry) {
+  if (entry == nullptr) return false;
+  const OrderedJson& value = entry->value;
+  if (value.is_string()) return value != "";
+  return value.is_structured() ? !value.empty() : value != false && value != 0;
+}
+
 void import_decay(ImportPass& pass, bool may_be_of_torch) {
   std::string key = kParams + "weight_decay";
   const std::optional<double> written = pass.number(key);
   const std::string of_torch = kParams + "torch_adam";
-  const bool is_of_torch = may_be_of_torch && pass.boolean(of_torch).value_or(false);
+  const bool is_of_torch = may_be_of_torch && is_on(pass.find(of_torch));
   if (is_of_torch && !written) {
     key = of_torch;
   } else if (pass.find(of_torch) != nullptr) {

@@ -149,7 +149,9 @@ class DeepspeedFiles(FileWriter):
         for kind in ("AdamW", "Adam"):
             torch = optimizer(kind, torch_adam=True)
             self.assertEqual((torch["weight_decay"], torch["groups"]), (0.01, [{"tensors": ["*"], "weight_decay": 0.01}]))
-            self.assertEqual(optimizer(kind, torch_adam=False)["weight_decay"], 0)
+            for off in (False, 0, "", None):
+                self.assertEqual(optimizer(kind, torch_adam=off)["weight_decay"], 0)
+            self.assertEqual(optimizer(kind, torch_adam="torch_impl")["weight_decay"], 0.01)  # as a file of optimum-habana has it
             self.assertEqual(optimizer(kind, torch_adam=True, weight_decay=0)["weight_decay"], 0)
             self.assertEqual(optimizer(kind, torch_adam=True, weight_decay=0.3)["weight_decay"], 0.3)
         self.assertEqual(optimizer("Adam", torch_adam=True, adam_w_mode=False)["weight_decay"], 0)
