@@ -20,7 +20,7 @@
 #include "tools/cli/print.h"
 #include "tools/cli/temporary_file.h"
 #include "tools/cli/terminal.h"
-#include "tools/commands/train_options.h"
+#include "tools/commands/train_inputs.h"
 #include "tools/commands/train_outputs.h"
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/fresh_values.h"

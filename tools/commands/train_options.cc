@@ -1,16 +1,8 @@
 #include "tools/commands/train_options.h"
 
-#include <string>
-#include <utility>
-
-#include <fmt/format.h>
-
-#include <sluice/config_document.h>
 #include "tools/cli/option_checks.h"
 #include "tools/cli/option_files.h"
-#include "tools/cli/option_words.h"
 #include "tools/commands/config_options.h"
-#include "tools/deepspeed/config_source.h"
 
 namespace sluice {
 namespace {
@@ -138,34 +130,6 @@ void add_train(CLI::App& app, TrainOptions& options) {
   add_deepspeed_values(train, options.deepspeed);
   options.deepspeed.steps_option = "--steps";
   train->add_flag("--quiet", options.quiet, "Print nothing but errors");
-}
-
-TrainConfig read_train_config(const TrainOptions& options, std::string& introduction) {
-  DeepspeedValues values = options.deepspeed;
-  values.steps = options.steps;
-  ConfigSource source = read_config_source(options.config_file, values, options.assignments);
-  ConfigDocument& document = source.document;
-  if (source.report)
-    introduction = fmt::format("{}; `sluice config import` lists them\n",
-                               summary_of(*source.report, name_of_source(options.config_file)));
-  if (options.steps) document.set(fmt::format("run.steps={}", *options.steps));
-  if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
-  TrainConfig config = train_config(document);
-  if (!options.data_file.empty()) config.data_file = options.data_file;
-  if (!options.tokenizer.empty()) config.tokenizer = options.tokenizer;
-  if (!options.trace_file.empty()) config.trace_file = options.trace_file;
-  return config;
-}
-
-Error in_words_of(const TrainOptions& options, const Error& error) {
-  return in_words_of({{"--set run.steps=", "--steps ", options.steps.has_value()},
-                      {"--set run.seed=", "--seed ", options.seed.has_value()},
-                      {"run.steps", "--steps", options.steps.has_value()},
-                      {"run.seed", "--seed", options.seed.has_value()},
-                      {"data.file", "--data", !options.data_file.empty()},
-                      {"data.tokenizer", "--tokenizer", !options.tokenizer.empty()},
-                      {"trace.file", "--trace", !options.trace_file.empty()}},
-                     error);
 }
 
 }  // namespace sluice
