@@ -1,4 +1,4 @@
-// What the options of `sluice train` mean for the config.
+// Reads the config that the options of `sluice train` make.
 //
 // Thread rule: one thread, at start-up.
 #pragma once
