@@ -481,6 +481,7 @@ class Walk:
             self._enter()
             return
         self.depth, self._root_calls = 0, 1  # an interrupt may have kept them from getting there
+        self._running.clear()                # it may have left some
         self._enter()
         if self.activations is not None and self.active == FORWARD and torch.is_grad_enabled():
             keeping = self.activations.hooks()
