@@ -41,17 +41,19 @@ constexpr Shape kShapes[] = {
 };
 
 struct Place {
+  std::string_view key;  // of --place
   std::string_view name;
   TierChoice parameters;
   TierChoice optimizer;
   UpdateProcessor update_on = UpdateProcessor::kCpu;
 };
 constexpr Place kPlaces[] = {
-    {"no offload", TierChoice::kDevice, TierChoice::kDevice},
-    {"parameters on the device", TierChoice::kDevice, TierChoice::kHost},
-    {"... updated on the device", TierChoice::kDevice, TierChoice::kHost, UpdateProcessor::kDevice},
-    {"host offload", TierChoice::kHost, TierChoice::kHost},
-    {"NVMe offload", TierChoice::kNvme, TierChoice::kNvme},
+    {"device", "no offload", TierChoice::kDevice, TierChoice::kDevice},
+    {"parameters", "parameters on the device", TierChoice::kDevice, TierChoice::kHost},
+    {"updated", "... updated on the device", TierChoice::kDevice, TierChoice::kHost,
+     UpdateProcessor::kDevice},
+    {"host", "host offload", TierChoice::kHost, TierChoice::kHost},
+    {"nvme", "NVMe offload", TierChoice::kNvme, TierChoice::kNvme},
 };
 
 const Shape& shape_of(const std::string& name) {
@@ -59,6 +61,15 @@ const Shape& shape_of(const std::string& name) {
     if (shape.name == name) return shape;
   throw Error(ErrorCode::kConfig,
               fmt::format("--shape is \"{}\"; it must be 124M, 1.5B or 7B", name));
+}
+
+// All places, or those that --place names, in the order of the table.
+std::vector<Place> places_of(const std::vector<std::string>& keys) {
+  std::vector<Place> found;
+  for (const Place& place : kPlaces)
+    if (keys.empty() || std::find(keys.begin(), keys.end(), place.key) != keys.end())
+      found.push_back(place);
+  return found;
 }
 
 Json json_of(const GpuSpread& spread) {
@@ -123,6 +134,7 @@ TrainConfig config_of(const Shape& shape, const Place& place, const BenchGpuOpti
   config.minimum_learning_rate = 1e-5;
   config.data_file = token_file;
   config.data_format = TokenFormat::kUint16;
+  config.engine.threads = options.threads;
   config.engine.placement = {.parameters = place.parameters, .optimizer = place.optimizer};
   config.engine.optimizer.update_on = place.update_on;
   config.engine.memory.host_bytes = topology().memory_bytes / 10 * 9;
@@ -169,6 +181,7 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
                   {"percent_of_compute", step.percent_of_compute},
                   {"micro_batches", options.micro_batches},
                   {"clip_norm", options.clip_norm},
+                  {"threads", granted_threads(options.threads)},
                   {"t_bound_s", step.t_bound_s},
                   {"percent_of_t_bound", step.percent_of_t_bound},
                   {"t_min_s", step.t_min_s},
@@ -236,7 +249,7 @@ int run_bench_gpu(const BenchGpuOptions& options) {
   write_random_tokens(token_file.string(), kShapes[0].model.vocabulary, 1 << 20);
   root["training"] = Json::array();
   for (const std::string& name : names) {
-    for (const Place& place : kPlaces) {
+    for (const Place& place : places_of(options.places)) {
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
       if (elapsed.count() > options.seconds) {
         say("{:5} {:26} left out: --seconds are over\n", name, place.name);

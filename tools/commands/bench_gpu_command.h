@@ -11,9 +11,11 @@ namespace sluice {
 
 struct BenchGpuOptions {
   std::vector<std::string> shapes;  // empty = 124M, 1.5B, 7B
+  std::vector<std::string> places;  // of the state, by their keys; empty = all
   std::string path = "/var/tmp";    // the folder of the storage
   std::uint32_t steps = 3;
   std::uint32_t micro_batches = 1;
+  unsigned threads = 0;  // of the optimizer; 0 = as the engine chooses
   double clip_norm = 1;
   double seconds = 300;  // no measurement begins after this time
   std::string json_file;

@@ -44,7 +44,14 @@ void add_bench_gpu(CLI::App& bench, BenchGpuOptions& options) {
       "gpu", "Measure copies, the optimizer's kernel and training steps on the first GPU");
   gpu->add_option("--shape", options.shapes, "124M, 1.5B or 7B (may be repeated); default: all")
       ->allow_extra_args(false);
+  gpu->add_option("--place", options.places,
+                  "Place of the state (may be repeated): device, parameters (on the device), "
+                  "updated (there, too), host or nvme; default: all")
+      ->check(CLI::IsMember({"device", "parameters", "updated", "host", "nvme"}))
+      ->allow_extra_args(false);
   gpu->add_option("--path", options.path, "Folder for state on storage")->capture_default_str();
+  gpu->add_option("--threads", options.threads, "As run.threads; default: all cores")
+      ->check(CLI::Range(1, 4096));
   gpu->add_option("--steps", options.steps, "Counted steps of each training")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""PyTorch's own training step of the shapes of `sluice bench gpu`, as the yardstick: GPT-2 in bf16 with scaled_dot_product_attention
-and fused AdamW, everything on the GPU. Where they are installed, also torchao's optimizer in host memory, and Sluice's for PyTorch with
-its state in host memory and on storage.
+"""PyTorch's training step of the shapes of `sluice bench gpu` and of two Llamas, in bf16 with scaled_dot_product_attention. The yardstick
+is fused AdamW, everything on the GPU. Beside it stand the optimizers that keep their state in host memory or on storage: Sluice's for
+PyTorch, alone and with the parameters (offload), and, where they are installed, torchao's and DeepSpeed's.
 
-    torch_step.py [--device cuda] [--shape 124M|1.5B|7B ...] [--optimizer NAME ...] [--path FOLDER] [--steps N] [--seconds S]
-                  [--json FILE]
+    torch_step.py [--device cuda] [--shape 124M|1.5B|7B|llama-1.1B|llama-7B ...] [--optimizer NAME ...] [--path FOLDER] [--steps N]
+                  [--seconds S] [--trace FOLDER] [--json FILE]
 
 Each shape is tried as it is and then, if that runs out of memory, with activations computed again. FILE is written anew after each
 measurement. The moments of torch and torchao are bf16 as the parameters are, and there is no fp32 master copy: 8 bytes per
-parameter, where Sluice keeps 14. torchao takes gradients in the backward pass, before they could be clipped; sluice_backward does the
-same, and the other optimizers clip. Exits with 77 without a GPU.
+parameter, where Sluice keeps 14 and DeepSpeed 16. torchao takes gradients in the backward pass, before they could be clipped;
+sluice_backward does the same, and all others clip. --trace writes Sluice's trace of each of its runs. Exits with 77 without a GPU.
 """
 
 import argparse
+import contextlib
 import gc
 import json
+import os
 import statistics
 import sys
 import time
@@ -24,8 +26,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-# layers, heads, width, context, sequences
+# GPT: layers, heads, width, context, sequences
 SHAPES = {"124M": (12, 12, 768, 1024, 16), "1.5B": (48, 25, 1600, 1024, 8), "7B": (32, 32, 4096, 2048, 4), "test": (2, 2, 32, 16, 2)}
+# Llama: layers, heads, width, context, sequences, heads of keys and values, width inside
+LLAMAS = {"llama-1.1B": (22, 32, 2048, 2048, 4, 4, 5632), "llama-7B": (32, 32, 4096, 2048, 4, 32, 11008),
+          "llama-test": (2, 2, 32, 16, 2, 1, 64)}
 VOCABULARY = 50257
 
 
@@ -62,95 +67,208 @@ class Gpt(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens, targets):
-        x = self.tokens(tokens) + self.positions.weight[:tokens.shape[1]]
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
-# Each makes an optimizer and says how gradients are clipped before its step(). Where its package is absent, it is left out.
+def make_model(shape, recompute):
+    """A model of random weights on the default device, and the class of its repeated modules."""
+    torch.manual_seed(1)
+    if shape in SHAPES:
+        return Gpt(*SHAPES[shape][:4], recompute), Block
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+    layers, heads, width, context, _, kept, inside = LLAMAS[shape]
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, hidden_size=width, intermediate_size=inside, num_hidden_layers=layers,
+                                         num_attention_heads=heads, num_key_value_heads=kept, max_position_embeddings=context,
+                                         use_cache=False, attn_implementation="sdpa"))
+    if recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model, LlamaDecoderLayer
 
 
-def clip(parameters):
-    nn.utils.clip_grad_norm_(parameters, 1.0)
+def loss_of(model, tokens):
+    if isinstance(model, Gpt):
+        return model(tokens[:, :-1], tokens[:, 1:])
+    return model(input_ids=tokens[:, :-1], labels=tokens[:, :-1]).loss
 
 
-def clip_nothing(parameters):
-    pass
+class Training:
+    """A model that trains with an optimizer of torch's interface. `clip_norm`: torch clips to it; the others clip by themselves."""
+
+    def __init__(self, model, optimizer, clip_norm=0.0):
+        self.model, self.optimizer, self.clip_norm = model, optimizer, clip_norm
+
+    def step(self, tokens):
+        loss = loss_of(self.model, tokens)
+        loss.backward()
+        if self.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def close(self):
+        if hasattr(self.optimizer, "close"):
+            self.optimizer.close()
 
 
-def fused_adamw(parameters, device, path):
-    return torch.optim.AdamW(parameters, lr=1e-5, weight_decay=0.1, fused=device == "cuda"), clip
+class DeepSpeedTraining:
+
+    def __init__(self, model, zero):
+        import deepspeed
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+            os.environ.setdefault(name, value)
+        config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_optimization": zero,
+                  "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.1}},
+                  "aio": {"block_size": 1 << 20, "queue_depth": 32, "intra_op_parallelism": 4, "single_submit": False,
+                          "overlap_events": True}}
+        self.model = model
+        self.engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+    def step(self, tokens):
+        # The engine's forward has hooks; a loss that comes out of it is the model's.
+        loss = (self.engine(tokens[:, :-1], tokens[:, 1:]) if isinstance(self.model, Gpt) else
+                self.engine(input_ids=tokens[:, :-1], labels=tokens[:, :-1]).loss)
+        self.engine.backward(loss)
+        self.engine.step()
+        return loss
+
+    def close(self):
+        self.engine.destroy()
 
 
-def torchao_offload(parameters, device, path):
+# Each makes a training of (model, class of its repeated modules, device, folder). Where its package is absent, it is left out.
+
+
+def fused_adamw(model, block, device, path):
+    return Training(model, torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.1, fused=device == "cuda"), clip_norm=1.0)
+
+
+def torchao_offload(model, block, device, path):
     from torchao.optim import CPUOffloadOptimizer
-    return CPUOffloadOptimizer(parameters, torch.optim.AdamW, lr=1e-5, weight_decay=0.1, fused=True), clip_nothing
+    return Training(model, CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-5, weight_decay=0.1, fused=True))
 
 
-def sluice_optimizer(parameters, place, path, **options):
+def sluice_optimizer(model, place, path, **options):
     import sluice_offload
     config = {"placement": {"optimizer": place}, "storage": {"paths": [path]}}
-    return sluice_offload.optim.AdamW(parameters, lr=1e-5, weight_decay=0.1, config=config, **options), clip_nothing
+    return Training(model, sluice_offload.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.1, config=config, **options))
 
 
-def sluice_host(parameters, device, path):
-    return sluice_optimizer(parameters, "host", path, clip_norm=1.0)
+def sluice_host(model, block, device, path):
+    return sluice_optimizer(model, "host", path, clip_norm=1.0)
 
 
-def sluice_backward(parameters, device, path):
-    return sluice_optimizer(parameters, "host", path, gradients="backward")
+def sluice_backward(model, block, device, path):
+    return sluice_optimizer(model, "host", path, gradients="backward")
 
 
-def sluice_nvme(parameters, device, path):
-    return sluice_optimizer(parameters, "nvme", path, clip_norm=1.0)
+def sluice_forward(model, block, device, path):
+    return sluice_optimizer(model, "host", path, clip_norm=1.0, gradients="backward", overlap="forward", modules=model)
 
 
-OPTIMIZERS = {made.__name__: made for made in (fused_adamw, sluice_host, sluice_backward, torchao_offload, sluice_nvme)}
+def sluice_nvme(model, block, device, path):
+    return sluice_optimizer(model, "nvme", path, clip_norm=1.0)
 
 
-def measure(name, device, recompute, make_optimizer, steps, path):
-    layers, heads, width, context, sequences = SHAPES[name]
-    torch.manual_seed(1)
+def sluice_offload_model(model, block, device, path, place):
+    import sluice_offload
+    config = {"placement": {"parameters": place, "optimizer": place}, "storage": {"paths": [path]}, "optimizer": {"clip_norm": 1.0},
+              "memory": {"device": "2GiB"}}
+    return Training(model, sluice_offload.offload(model, config, units=[block], lr=1e-5))
+
+
+def offload_host(model, block, device, path):
+    return sluice_offload_model(model, block, device, path, "host")
+
+
+def offload_nvme(model, block, device, path):
+    return sluice_offload_model(model, block, device, path, "nvme")
+
+
+def zero_offload(model, block, device, path):
+    """ZeRO-Offload: parameters on the GPU, the optimizer's state in host memory."""
+    return DeepSpeedTraining(model, {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}, "overlap_comm": True,
+                                     "contiguous_gradients": True})
+
+
+def zero_infinity(model, block, device, path):
+    """ZeRO-3 with parameters and the optimizer's state in host memory."""
+    place = {"device": "cpu", "pin_memory": True}
+    return DeepSpeedTraining(model, {"stage": 3, "offload_optimizer": place, "offload_param": place, "overlap_comm": True,
+                                     "contiguous_gradients": True})
+
+
+OPTIMIZERS = {made.__name__: made for made in (fused_adamw, sluice_host, sluice_backward, sluice_forward, torchao_offload, offload_host,
+                                               zero_offload, zero_infinity, sluice_nvme, offload_nvme)}
+
+
+def used_bytes(device):
+    """Of the GPU's memory, by every program and library."""
+    if device != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def measure(shape, device, recompute, make_training, steps, path):
+    layers, _, width, context, sequences = (SHAPES.get(shape) or LLAMAS[shape])[:5]
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    before = used_bytes(device)
+    begin = time.perf_counter()
     with torch.device(device):
         torch.set_default_dtype(torch.bfloat16)
-        model = Gpt(layers, heads, width, context, recompute)
-        torch.set_default_dtype(torch.float32)
-    optimizer, clip_gradients = make_optimizer(list(model.parameters()), device, path)
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+        try:
+            model, block = make_model(shape, recompute)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    count = sum(p.numel() for p in model.parameters())
+    training = make_training(model, block, device, path)
+    synchronize()
+    made_s = time.perf_counter() - begin
     times = []
     for step in range(steps + 2):  # two that are not counted
         tokens = torch.randint(VOCABULARY, (sequences, context + 1), device=device)
         synchronize()
         begin = time.perf_counter()
-        loss = model(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
-        clip_gradients(model.parameters())
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        loss = training.step(tokens)
         synchronize()
         if step >= 2:
             times.append(time.perf_counter() - begin)
-    if hasattr(optimizer, "close"):
-        optimizer.close()
+    # What torch has cached counts; it is what another program cannot have.
+    used = used_bytes(device) - before
+    training.close()
     median = statistics.median(times)
+    # Of the products and of causal attention, forward and backward.
+    operations = sequences * context * (6 * count + 6 * layers * width * context)
     return {"tokens_per_s": sequences * context / median, "step_s": {"median": median, "least": min(times), "most": max(times)},
-            "device_most_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else 0, "loss": loss.item(),
-            "parameters": sum(p.numel() for p in model.parameters())}
+            "teraflops": operations / median / 1e12, "made_s": made_s, "device_used_bytes": used, "loss": loss.item(), "parameters": count,
+            "torch_most_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else 0}
 
 
 def is_out_of_memory(error):
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
+def traced(folder, name):
+    if not folder:
+        return contextlib.nullcontext()
+    import sluice_offload
+    return sluice_offload.trace(os.path.join(folder, name + ".trace"))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--shape", action="append", choices=SHAPES)
+    parser.add_argument("--shape", action="append", choices=[*SHAPES, *LLAMAS])
     parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS)
     parser.add_argument("--path", default="/var/tmp", help="folder for state on storage")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=400, help="no measurement begins after so many")
+    parser.add_argument("--trace", help="folder for Sluice's traces, SHAPE-OPTIMIZER.trace")
     parser.add_argument("--json")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -166,10 +284,10 @@ def main():
                 json.dump(report, file, indent=1)
 
     begin = time.perf_counter()
-    for make_optimizer in (OPTIMIZERS[name] for name in options.optimizer or OPTIMIZERS):
+    for make_training in (OPTIMIZERS[name] for name in options.optimizer or OPTIMIZERS):
         for shape in options.shape or ("124M", "1.5B", "7B"):
             for recompute in (False, True):
-                entry = {"shape": shape, "optimizer": make_optimizer.__name__, "recompute": recompute}
+                entry = {"shape": shape, "optimizer": make_training.__name__, "recompute": recompute}
                 if time.perf_counter() - begin > options.seconds:
                     add({**entry, "left_out": "--seconds are over"})
                     break
@@ -178,7 +296,8 @@ def main():
                     torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
                 try:
-                    add({**entry, **measure(shape, options.device, recompute, make_optimizer, options.steps, options.path)})
+                    with traced(options.trace, f"{shape}-{make_training.__name__}"):
+                        add({**entry, **measure(shape, options.device, recompute, make_training, options.steps, options.path)})
                     break
                 except (RuntimeError, ImportError, MemoryError) as error:
                     add({**entry, "left_out": str(error).splitlines()[0]})

@@ -43,3 +43,4 @@ class GpuCase(CliCase):
     def test_bench_gpu_knows_its_shapes(self):
         message = self.run_sluice("bench", "gpu", "--shape", "3B", expect=2).stderr
         self.assertIn("124M, 1.5B or 7B", message)
+        self.assertIn("--place: moon not in", self.run_sluice("bench", "gpu", "--place", "moon", expect=2).stderr)
