@@ -13,15 +13,29 @@ namespace {
 
 constexpr std::uint64_t kPoolAlignBytes = 4096;
 
+// Host memory that stays registered as long as the object lives.
+class HostRegistration {
+ public:
+  HostRegistration(Device& device, std::span<std::byte> memory) : device_(device), memory_(memory) {
+    device.register_host_memory(memory);
+  }
+  HostRegistration(const HostRegistration&) = delete;
+  HostRegistration& operator=(const HostRegistration&) = delete;
+  ~HostRegistration() { device_.unregister_host_memory(memory_); }
+
+ private:
+  Device& device_;
+  std::span<std::byte> memory_;
+};
+
 }  // namespace
 
 AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes) {
   AlignedBuffer target(size_bytes, "the text of an error");
-  device.register_host_memory(target.span());
-  const Stream stream(device, "read back");
+  const HostRegistration registered(device, target.span());
+  const Stream stream(device, "read back");  // goes first, and waits for the copy
   device.copy(target.data(), source, size_bytes, stream.id());
   device.synchronize(stream.id());
-  device.unregister_host_memory(target.span());
   return target;
 }
 

@@ -8,7 +8,9 @@
 #include <functional>
 #include <map>
 #include <span>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -19,6 +21,7 @@
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "engine/plan/layout.h"
+#include "engine/store/tiers.h"
 #include "tests/gpu/cuda/fake_cuda_faults.h"
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
 #include "tests/support/campaign.h"
@@ -294,6 +297,47 @@ TEST_P(CudaFaults, AQuestionAboutAnEventThatFailsIsAnError) {
 
 INSTANTIATE_TEST_SUITE_P(Placements, CudaFaults, testing::ValuesIn(placements()),
                          [](const auto& tested) { return tested.param.name; });
+
+// The text of an error is read from the GPU, which may fail just then.
+TEST(CudaReadBack, ACallThatFailsLeavesNoMemoryRegistered) {
+  std::map<std::string, unsigned> errors;  // by function
+  std::string failed_call = "none yet";
+  for (std::uint64_t at_call = 1; !failed_call.empty(); ++at_call) {
+    const auto device = make_cuda_device({.ordinal = 1, .memory_bytes = 1_MiB});
+    const DeviceBuffer source(*device, 4_KiB, "a test");
+    bool is_error = false;
+    arm_fake_cuda_fault({.at_call = at_call, .status = 701});
+    try {
+      (void)read_back(*device, source.data(), source.size_bytes());
+    } catch (const Error&) {
+      is_error = true;
+    }
+    failed_call = disarm_fake_cuda_fault().failed_call;
+    if (is_error) ++errors[failed_call];
+    EXPECT_EQ(fake_cuda_registered_bytes(), 0u) << failed_call;
+  }
+  for (const char* const function : {"cudaHostRegister", "cudaStreamCreateWithPriority",
+                                     "cudaMemcpyAsync", "cudaEventSynchronize"})
+    EXPECT_GT(errors[function], 0u) << function;
+}
+
+// The GPU fails on another thread meanwhile: what the stand-in refuses is not registered.
+TEST(CudaRegistration, MemoryThatIsRefusedIsNotRegistered) {
+  AlignedBuffer memory(4_KiB, "a test");
+  const std::jthread failing([](const std::stop_token& end) {
+    while (!end.stop_requested()) {
+      fail_fake_cuda({.status = 700});
+      fail_fake_cuda({.status = 0});
+    }
+  });
+  for (unsigned round = 0; round < 400'000 && !testing::Test::HasFailure(); ++round) {
+    const bool is_registered = cudaHostRegister(memory.data(), memory.size_bytes(),
+                                                cudaHostRegisterPortable) == cudaSuccess;
+    EXPECT_EQ(fake_cuda_registered_bytes(), is_registered ? memory.size_bytes() : 0);
+    (void)cudaHostUnregister(memory.data());
+  }
+  (void)cudaGetLastError();
+}
 
 TEST(CudaGuard, AGuardOfLeasesIsRefused) {
   const TempDirectory directory;

@@ -199,7 +199,7 @@ cudaError_t cudaHostRegister(void* memory, std::size_t size_bytes, unsigned) {
   const std::scoped_lock lock(runtime().mutex);
   const bool is_new =
       runtime().registered.emplace(static_cast<std::byte*>(memory), size_bytes).second;
-  return is_new ? standing() : answer(cudaErrorHostMemoryAlreadyRegistered);
+  return is_new ? cudaSuccess : answer(cudaErrorHostMemoryAlreadyRegistered);
 }
 cudaError_t cudaHostUnregister(void* memory) {
   const cudaError_t status = enter(__func__);

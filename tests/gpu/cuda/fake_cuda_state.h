@@ -54,7 +54,9 @@ int standing_failure();
 // the call.
 int enter_fake_cuda(const char* call);
 // Every function of the stand-in begins with this macro, except functions that release something. A
-// release always takes place.
+// release always takes place. Behind the macro, a function does not ask for the device's failure
+// again, except after a wait. Otherwise, while another thread lets the device fail, a function
+// could do its work and still return the failure.
 #define FAKE_CUDA_ENTER                                                        \
   if (const auto failed = static_cast<cudaError_t>(enter_fake_cuda(__func__)); \
       failed != cudaSuccess)                                                   \
