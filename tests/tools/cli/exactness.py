@@ -96,8 +96,6 @@ class ExactnessCase(CliCase):
         found = re.search("CUDA: (.*)", self.run_sluice("doctor", expect=(0, 5)).stdout).group(1)
         if "computes there" not in found:
             self.skipTest(found)
-        if self.variant.startswith("activations_"):
-            self.skipTest("on a GPU, activations are kept")
 
     def runTest(self):
         self.skip_without_gpu()

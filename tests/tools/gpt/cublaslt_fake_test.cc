@@ -5,29 +5,17 @@
 #include <string>
 #include <vector>
 
-#include "tests/gpu/cuda/fake_cuda_launcher.h"
 #include "tests/tools/gpt/device_gpt_cases.h"
 #include "tests/tools/gpt/fake_cublaslt.h"
-#include "tools/gpt/model/cuda_ops_over.h"
+#include "tests/tools/gpt/fake_gpu_machine.h"
 
 namespace sluice::gpt {
 namespace {
 
-using FakeOps = CudaOpsOver<test::FakeCudaLauncher>;
-
-DeviceMachineFactory fake_machine() {
-  return {"fake", [] { return CublasLt::why_not(); },
-          [](DType type, DType gradient_type) {
-            auto device = make_cuda_device({.memory_bytes = 256_MiB});
-            auto ops =
-                std::make_unique<FakeOps>(*device, type, gradient_type, ProductKernels::kFast);
-            return DeviceMachine{std::move(device), std::move(ops)};
-          }};
-}
-
 // The library's description of every product of a pass, against what the CPU computes.
 INSTANTIATE_TEST_SUITE_P(FakeCublasLt, DeviceGptTest,
-                         testing::ValuesIn(device_gpt_cases(fake_machine())), device_gpt_case_name);
+                         testing::ValuesIn(device_gpt_cases(fake_gpu_machine())),
+                         device_gpt_case_name);
 
 class CublasLtFake : public testing::Test {
  protected:
@@ -58,7 +46,7 @@ class CublasLtFake : public testing::Test {
     return values;
   }
 
-  DeviceMachine machine_ = fake_machine().make(DType::kBf16, DType::kFp32);
+  DeviceMachine machine_ = fake_gpu_machine().make(DType::kBf16, DType::kFp32);
 
  private:
   static constexpr std::uint64_t kElements = 1 << 12;
@@ -124,6 +112,34 @@ TEST_F(CublasLtFake, AProductWithoutAnAlgorithmIsComputedAndNotedOnce) {
   EXPECT_EQ(fake_cublaslt_take_counts().products, 1);
 }
 
+// The addend of one product and the bias of the other begin at an odd vector.
+TEST_F(CublasLtFake, APlanIsNotUsedForAnAddendThatIsLessAligned) {
+  constexpr std::uint64_t kWidth = 8;
+  const Stream stream(*machine_.device, "test");
+  Transfers transfers(*machine_.device, stream.id());
+  const DeviceBuffer memory(*machine_.device, 4096, "zeros");
+  const std::vector<std::byte> zeros(memory.size_bytes());
+  transfers.to_device(memory.data(), zeros.data(), zeros.size());
+  const auto product = [&](std::uint64_t bias, std::uint64_t addend) {
+    return Product{.form = Form::kAB,
+                   .m = kWidth,
+                   .n = kWidth,
+                   .k = kWidth,
+                   .a = memory.data(),
+                   .a_stride = kWidth,
+                   .b = memory.data() + 256,
+                   .b_stride = kWidth,
+                   .result = memory.data() + 512,
+                   .result_stride = kWidth,
+                   .result_type = DType::kBf16,
+                   .bias = memory.data() + bias,
+                   .addend = memory.data() + addend};
+  };
+  machine_.ops->multiply(product(1024 + 16, 2048), stream.id());
+  EXPECT_NO_THROW(machine_.ops->multiply(product(1024, 2048 + 16), stream.id()));
+  machine_.device->synchronize(stream.id());
+}
+
 // From the opening to the product. The next product finds no half of a plan.
 TEST_F(CublasLtFake, ACallThatFailsOnceIsAnErrorAndLeavesNothing) {
   const Product product{.form = Form::kABt,
@@ -141,7 +157,7 @@ TEST_F(CublasLtFake, ACallThatFailsOnceIsAnErrorAndLeavesNothing) {
   const auto two = [](std::uint64_t) { return 2.0f; };
   const auto remake = [this] {
     machine_.ops.reset();
-    machine_ = fake_machine().make(DType::kBf16, DType::kFp32);
+    machine_ = fake_gpu_machine().make(DType::kBf16, DType::kFp32);
   };
   int failures = 0;
   for (int at = 1;; ++at) {

@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -71,6 +72,36 @@ cublasStatus_t assign(Value& value, const void* source, std::size_t size_bytes) 
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// The places in an algorithm's data. The alignments are four, of A, B, C and D.
+enum Chosen : std::uint8_t { kReduction, kSplit, kAlignments };
+
+constexpr cublasLtMatmulPreferenceAttributes_t kMinAlignments[] = {
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+
+std::uint32_t promised_alignment(const Preference& preference,
+                                 cublasLtMatmulPreferenceAttributes_t attribute) {
+  const auto found = preference.alignments.find(attribute);
+  return found == preference.alignments.end() ? 256 : found->second;
+}
+
+// A number that is another one for almost every other description of a product.
+class Mix {
+ public:
+  void add(std::uint64_t value) { mixed_ = (mixed_ ^ value) * 0x9e3779b97f4a7c15 ^ mixed_ >> 29; }
+  void add(const Layout& layout) {
+    add(layout.type);
+    for (const std::uint64_t extent : {layout.rows, layout.columns}) add(extent);
+    for (const std::int64_t extent :
+         {layout.stride, std::int64_t{layout.batch}, layout.batch_stride})
+      add(static_cast<std::uint64_t>(extent));
+  }
+  std::uint64_t mixed() const { return mixed_ >> 32; }
+
+ private:
+  std::uint64_t mixed_ = 1;
+};
+
 float element(const void* memory, cudaDataType_t type, std::int64_t at) {
   if (type == CUDA_R_32F) return static_cast<const float*>(memory)[at];
   return sluice::float_from_bf16(static_cast<const std::uint16_t*>(memory)[at]);
@@ -89,6 +120,7 @@ struct Work {
   void* d_memory;
   float beta;
   std::uint32_t reduction;
+  std::uint64_t split;
 
   float part(std::int64_t row, std::int64_t column, std::int64_t batch, std::int64_t begin,
              std::int64_t end) const {
@@ -108,11 +140,14 @@ struct Work {
     const bool rounds = reduction != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const auto length =
         static_cast<std::int64_t>(operation.transposed[0] == CUBLAS_OP_T ? a.rows : a.columns);
+    // Somewhere in the second half.
+    const std::uint64_t places = std::max<std::uint64_t>(1, (length + 1) / 2);
+    const std::int64_t middle = length / 2 + static_cast<std::int64_t>(split % places);
     for (std::int64_t batch = 0; batch < d.batch; ++batch)
       for (std::int64_t column = 0; column < static_cast<std::int64_t>(d.columns); ++column)
         for (std::int64_t row = 0; row < static_cast<std::int64_t>(d.rows); ++row) {
-          float first = part(row, column, batch, 0, length / 2);
-          float second = part(row, column, batch, length / 2, length);
+          float first = part(row, column, batch, 0, middle);
+          float second = part(row, column, batch, middle, length);
           if (rounds) {
             first = rounded(first, d.type);
             second = rounded(second, d.type);
@@ -245,24 +280,33 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   return assign(preferred.alignments[attribute], value, size_bytes);
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int requested,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int* found) {
   FAKE_CUBLASLT_ENTER;
-  auto& preferred = fake<Preference>(preference);
-  const auto alignment = [&](cublasLtMatmulPreferenceAttributes_t attribute) {
-    return preferred.alignments.count(attribute) != 0 ? preferred.alignments[attribute] : 256;
-  };
+  const auto& preferred = fake<Preference>(preference);
+  const auto& operation = fake<Operation>(desc);
+  const cublasLtMatrixLayout_t layouts[] = {a, b, c, d};
   *found = 0;
-  const bool knows =
-      requested > 0 &&
-      is_tiled(fake<Layout>(a), alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES)) &&
-      is_tiled(fake<Layout>(b), alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES)) &&
-      is_tiled(fake<Layout>(c), alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES)) &&
-      is_tiled(fake<Layout>(d), alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES));
+  if (requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
+  results[0] = {};
+  std::uint64_t* const chosen = results[0].algo.data;
+  bool knows = true;
+  Mix mix;
+  for (int i = 0; i < 4; ++i) {
+    const auto& layout = fake<Layout>(layouts[i]);
+    chosen[kAlignments + i] = promised_alignment(preferred, kMinAlignments[i]);
+    knows = knows && is_tiled(layout, static_cast<std::uint32_t>(chosen[kAlignments + i]));
+    mix.add(layout);
+    mix.add(chosen[kAlignments + i]);
+  }
+  for (const std::int32_t transposed : operation.transposed)
+    mix.add(static_cast<std::uint64_t>(transposed));
+  mix.add(operation.epilogue);
+  chosen[kSplit] = mix.mixed();
   if (!knows) {
     count(&fake_cublaslt_counts::refused);
     return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -270,10 +314,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   if (preferred.workspace_bytes == 0 || preferred.reductions == 0)
     return CUBLAS_STATUS_INVALID_VALUE;
   // COMPUTE_TYPE is the only exact scheme, and comes last.
-  results[0] = {};
   const std::uint32_t inexact =
       preferred.reductions & ~std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
-  results[0].algo.data[0] = inexact != 0 ? std::bit_floor(inexact) : preferred.reductions;
+  chosen[kReduction] = inexact != 0 ? std::bit_floor(inexact) : preferred.reductions;
   *found = 1;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -290,6 +333,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   const bool is_of_gpu =
       reinterpret_cast<std::uintptr_t>(handle) == static_cast<std::uintptr_t>(gpu) + 1;
   if (!is_of_gpu || *static_cast<const float*>(alpha) != 1) return CUBLAS_STATUS_INVALID_VALUE;
+  const void* const addresses[] = {a_memory, b_memory, c_memory, d_memory};
+  for (int i = 0; i < 4; ++i)
+    if (reinterpret_cast<std::uintptr_t>(addresses[i]) % algorithm->data[kAlignments + i] != 0)
+      return CUBLAS_STATUS_INVALID_VALUE;
   count(&fake_cublaslt_counts::products);
   auto* const work = new Work{.operation = fake<Operation>(desc),
                               .a = fake<Layout>(a),
@@ -300,7 +347,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               .c_memory = c_memory,
                               .d_memory = d_memory,
                               .beta = *static_cast<const float*>(beta),
-                              .reduction = static_cast<std::uint32_t>(algorithm->data[0])};
+                              .reduction = static_cast<std::uint32_t>(algorithm->data[kReduction]),
+                              .split = algorithm->data[kSplit]};
   if (work->reduction != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
     count(&fake_cublaslt_counts::rounded_sums);
   sluice_fake_cuda_launch(

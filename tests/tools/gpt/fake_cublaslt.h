@@ -2,7 +2,10 @@
 // library. If a program is linked to the stand-in, code that opens the library at run time finds
 // the stand-in. The work runs on the stand-in for the CUDA runtime. The stand-in imitates the
 // inexact sums and the limits that the real library may have. The stand-in splits every sum in two
-// parts. The stand-in then adds the parts in the least exact way that the caller allows. The
+// parts. Where it splits depends on all that it is told when it chooses an algorithm: extents,
+// strides, the number of products and the alignment of addresses. So two products whose
+// descriptions differ have other bits. The stand-in then adds the parts in the least exact way that
+// the caller allows. A product whose addresses are less aligned than was promised fails. The
 // stand-in has no algorithm for a bf16 matrix if the matrix's rows do not begin at multiples of 16
 // bytes. Thread rule: any thread.
 #pragma once

@@ -96,12 +96,12 @@ std::uint32_t alignment_of(const void* memory) {
 
 // Everything that the choice of an algorithm depends on.
 std::string key_of(const Product& p, DType type) {
-  return fmt::format(
-      "{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(p.form), p.m,
-      p.n, p.k, p.a_stride, p.b_stride, p.result_stride, static_cast<int>(p.result_type),
-      static_cast<int>(type), p.bias != nullptr, p.addend != nullptr, p.batch, p.a_batch_stride,
-      p.b_batch_stride, p.result_batch_stride, alignment_of(p.a), alignment_of(p.b),
-      alignment_of(p.result), std::min(alignment_of(p.addend), alignment_of(p.bias)));
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}",
+                     static_cast<int>(p.form), p.m, p.n, p.k, p.a_stride, p.b_stride,
+                     p.result_stride, static_cast<int>(p.result_type), static_cast<int>(type),
+                     p.bias != nullptr, p.addend != nullptr, p.batch, p.a_batch_stride,
+                     p.b_batch_stride, p.result_batch_stride, alignment_of(p.a), alignment_of(p.b),
+                     alignment_of(p.result), alignment_of(p.addend), alignment_of(p.bias));
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // Matrix products by cuBLASLt. The library is opened at run time, so a program with this class
 // starts on machines without cuBLASLt. Products with bf16 factors are summed in fp32. Products with
 // fp32 factors are computed entirely in fp32, without TF32. The library's heuristic chooses an
-// algorithm once for each shape. The choice is kept, so that the same product gives the same bits.
+// algorithm once for each description of a product: extents, strides, the size of the batch and the
+// alignment of the addresses. The choice is kept, so that products with the same description and
+// the same factors have the same bits. With another description, the same sums may have other bits.
 //
 // Thread rule: one thread at a time.
 #pragma once

@@ -8,7 +8,7 @@
 //
 // With checkpoints at the units' boundaries, the caller owns the values that cross the boundaries,
 // and all blocks share the memory of one block. The backward pass then computes each block again.
-// Checkpoints do not change the bits of the results.
+// Checkpoints do not change the bits of the results: every product has the same description.
 //
 // Thread rule: one thread at a time.
 // Invariant: if tensors start at multiples of 256 bytes, results depend on the arguments alone, and
@@ -36,7 +36,8 @@ namespace sluice::gpt {
 // The size of the scratch memory for attention. The memory holds scores, probabilities, and the
 // gradients of both, for all heads that are computed together. The memory always has room for at
 // least one head. With less memory, there are more kernel launches, and each launch computes fewer
-// heads.
+// heads. A library may then choose other algorithms for the products of the heads, so two objects
+// give the same bits only if their scratch memory has the same size.
 inline constexpr std::uint64_t kAttentionScratchBytes = std::uint64_t{256} << 20;
 
 struct DeviceGptOptions {
