@@ -11,24 +11,20 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "cpu_optim/chunks.h"
 #include "cpu_optim/simd_kernels.h"
 #include "cpu_optim/worker_arena.h"
 
 namespace sluice {
 namespace {
 
-// Large enough that a task's cost vanishes (about 900 KiB of state against a microsecond), and
-// small enough that a block of 1 Mi elements gives 32 cores something to do. A multiple of the
-// norm's leaf and of every vector, so that cuts change neither tree nor alignment.
-constexpr std::uint64_t kChunkElements = 32 * 1024;
-static_assert(kChunkElements % kNormLeafElements == 0);
-
 // Calls body(begin, count) for each chunk of [0, element_count).
 template <class Body>
 void for_each_chunk(WorkerArena& arena, std::uint64_t element_count, const Body& body) {
-  arena.for_each(div_ceil(element_count, kChunkElements), [&](std::uint64_t chunk) {
-    const std::uint64_t begin = chunk * kChunkElements;
-    body(begin, std::min(kChunkElements, element_count - begin));
+  const std::uint64_t most = chunk_elements(element_count, arena.threads());
+  arena.for_each(div_ceil(element_count, most), [&](std::uint64_t chunk) {
+    const std::uint64_t begin = chunk * most;
+    body(begin, std::min(most, element_count - begin));
   });
 }
 

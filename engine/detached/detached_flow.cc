@@ -323,6 +323,8 @@ void DetachedFlow::worked(Flight& flight) {
   } else {
     flight.job->worked();
   }
+  if (flight.job->kind == DetachedJob::Kind::kWrite && staging_ != nullptr)
+    staging_->forget(*flight.block);
   const bool is_changed = flight.job->kind != DetachedJob::Kind::kRead;
   if (is_changed && home.record == nullptr && !is_closing_) return move(flight, IoKind::kWrite);
   if (is_changed && home.record != nullptr) ++home.version;

@@ -212,13 +212,14 @@ void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
             .work =
                 [this, job, block, is_remote](const DetachedJob::Ground& ground) {
                   job->was_fresh = ground.is_fresh;
-                  const BlockValues values{.parameter = is_remote ? staging->parameter(ground.place)
-                                                                  : job->values.parameter,
-                                           .gradient = is_remote
-                                                           ? staging->gradient(ground.place, block)
-                                                           : job->values.gradient,
-                                           .gradient_dtype = job->gradient_dtype,
-                                           .rounding_key = job->rounding_key};
+                  const BlockValues values{
+                      .parameter =
+                          is_remote ? staging->parameter(ground.place) : job->values.parameter,
+                      .gradient =
+                          is_remote ? staging->gradient(ground.place, block) : job->values.gradient,
+                      .gradient_dtype = job->gradient_dtype,
+                      .rounding_key = job->rounding_key,
+                      .parameter_is_known = is_remote && !staging->has_parameter(ground.place)};
                   if (ground.is_fresh) make_fresh(plan.blocks[block], ground.record);
                   job->outcome = update_detached(plan.blocks[block], values, job->coefficients,
                                                  ground.record, arena);

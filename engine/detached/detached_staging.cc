@@ -15,10 +15,12 @@ DetachedStaging::DetachedStaging(const DetachedPlan& plan, Device& device, Sched
       memory_(plan.staging_slots * plan.staging_bytes, "parameters and gradients from the device"),
       given_(device),
       down_(device, "optimizer down", StreamPriority::kHigh),
-      up_(device, "optimizer up", StreamPriority::kHigh) {
+      up_(device, "optimizer up", StreamPriority::kHigh),
+      digests_(plan, device, plan.staging_slots) {
   for (Place place = plan.staging_slots; place-- > 0;) {
     free_.push_back(place);
     copied_.emplace_back(device);
+    has_parameter_.push_back(0);
   }
   device_.register_host_memory(memory_.span());
 }
@@ -42,16 +44,38 @@ DetachedStaging::Place DetachedStaging::take() {
 
 void DetachedStaging::bring(Place place, std::uint32_t block, const DeviceValues& values,
                             std::function<void()> done) {
+  const bool may_be_known = digests_.suits(block, values.parameter) && digests_.has_written(block);
+  has_parameter_[place] = may_be_known ? 0 : 1;
   std::byte* const target = parameter(place);
-  const std::array pieces{CopyPiece{target, values.parameter, values.parameter_bytes},
-                          CopyPiece{target + staged_gradient_offset(plan_.blocks[block]),
-                                    values.gradient, values.gradient_bytes}};
+  const std::array pieces{CopyPiece{target + staged_gradient_offset(plan_.blocks[block]),
+                                    values.gradient, values.gradient_bytes},
+                          CopyPiece{target, values.parameter, values.parameter_bytes}};
+  const std::uint64_t parameter_bytes = may_be_known ? 0 : values.parameter_bytes;
   const TraceRecord record{.begin_ns = trace_now_ns(),
-                           .size_bytes = values.parameter_bytes + values.gradient_bytes,
+                           .size_bytes = parameter_bytes + values.gradient_bytes,
                            .unit = plan_.blocks[block].tensor,
                            .block = block,
                            .kind = TraceKind::kCopyToHost};
-  device_.copy_all(pieces, down_.id());
+  if (may_be_known)
+    digests_.take_present(place, block, {values.parameter, values.parameter_bytes}, down_.id());
+  device_.copy_all(std::span(pieces).first(may_be_known ? 1 : 2), down_.id());
+  follow(down_, copied_[place], record,
+         [this, place, block, values, may_be_known, done = std::move(done)]() mutable {
+           if (!may_be_known || digests_.is_unchanged(place, block)) return done();
+           bring_parameter(place, block, values, std::move(done));
+         });
+}
+
+// The application has changed it.
+void DetachedStaging::bring_parameter(Place place, std::uint32_t block, const DeviceValues& values,
+                                      std::function<void()> done) {
+  has_parameter_[place] = 1;
+  const TraceRecord record{.begin_ns = trace_now_ns(),
+                           .size_bytes = values.parameter_bytes,
+                           .unit = plan_.blocks[block].tensor,
+                           .block = block,
+                           .kind = TraceKind::kCopyToHost};
+  device_.copy(parameter(place), values.parameter, values.parameter_bytes, down_.id());
   follow(down_, copied_[place], record, std::move(done));
 }
 
@@ -63,6 +87,11 @@ void DetachedStaging::send(Place place, std::uint32_t block, const DeviceValues&
                            .block = block,
                            .kind = TraceKind::kCopyToDevice};
   device_.copy(values.parameter, parameter(place), values.parameter_bytes, up_.id());
+  if (digests_.suits(block, values.parameter)) {
+    digests_.take_written(block, {values.parameter, values.parameter_bytes}, up_.id());
+  } else {
+    digests_.forget(block);
+  }
   follow(up_, copied_[place], record, [this, place, done = std::move(done)] {
     free_.push_back(place);
     done();

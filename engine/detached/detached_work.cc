@@ -11,6 +11,7 @@
 #include <sluice/units.h>
 #include "base/moment_rounding.h"
 #include "base/optimizer_math.h"
+#include "cpu_optim/chunks.h"
 #include "cpu_optim/moment_codec.h"
 
 namespace sluice {
@@ -27,10 +28,6 @@ std::byte* state_of(const DetachedBlock& block, std::byte* record) {
 RecordMoments moments_of(const DetachedBlock& block, std::byte* record) {
   return moments_of(block.format.state, block.format.padded_elements, state_of(block, record));
 }
-
-// Pieces of a block that threads take. The bytes of a piece stay in a core's cache while it is
-// compared, updated and copied.
-constexpr std::uint64_t kChunkElements = 32 << 10;
 
 // If the application has changed 16-bit parameters since the last update, their values become the
 // masters. Returns how many. `part` has the values of the last update.
@@ -133,13 +130,14 @@ BlockOutcome update_detached(const DetachedBlock& block, const BlockValues& valu
                      .first_element = block.first_element};
   std::atomic<std::uint64_t> adopted = 0;
   std::atomic<NewState> state = NewState::kFinite;
-  arena.for_each(div_ceil(block.element_count, kChunkElements), [&](std::uint64_t chunk) {
-    const std::uint64_t begin = chunk * kChunkElements;
-    const UpdateArrays part =
-        slice(arrays, begin, std::min(kChunkElements, block.element_count - begin));
+  // The bytes of a piece stay in a core's cache while it is compared, updated and copied.
+  const std::uint64_t most = chunk_elements(block.element_count, arena.threads());
+  arena.for_each(div_ceil(block.element_count, most), [&](std::uint64_t chunk) {
+    const std::uint64_t begin = chunk * most;
+    const UpdateArrays part = slice(arrays, begin, std::min(most, block.element_count - begin));
     auto* const given = reinterpret_cast<std::uint16_t*>(values.parameter) + begin;
     // Relaxed: the end of the loop orders both before the reads below.
-    if (!is_wide) {
+    if (!is_wide && !values.parameter_is_known) {
       if (const std::uint64_t changed = adopt(given, part); changed != 0)
         adopted.fetch_add(changed, std::memory_order_relaxed);
     }

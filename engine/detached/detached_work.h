@@ -26,6 +26,8 @@ struct BlockValues {
   const std::byte* gradient = nullptr;
   DType gradient_dtype = DType::kFp32;
   std::uint64_t rounding_key = 0;  // of the tensor's step, for moments in bf16
+  // A 16-bit parameter has the values of the record. `parameter` is only written.
+  bool parameter_is_known = false;
 };
 
 // Completes a new record, in which all bytes are still zero. The call sets 8-bit moments to the

@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t coun
   const unsigned lane = threadIdx.x % 8;
   for (std::uint64_t begin = blockIdx.x * kLeaves; begin < count; begin += gridDim.x * kLeaves) {
     const std::uint64_t leaf = begin + threadIdx.x / 8;
-    double sum = leaf < count ? body.lane(leaf, lane) : 0.0;
+    decltype(body.lane(leaf, lane)) sum = leaf < count ? body.lane(leaf, lane) : 0;
     for (unsigned distance = 4; distance != 0; distance /= 2)
       sum += __shfl_xor_sync(0xffffffffu, sum, distance);
     if (lane == 0 && leaf < count) body.store(leaf, sum);

@@ -57,6 +57,8 @@ struct DeviceUpdate {
 // (cpu_optim/gradient_ops.h).
 inline constexpr std::uint64_t kDeviceLeafElements = 256;
 
+inline constexpr std::uint64_t kDigestBytes = 8192;
+
 class DeviceMath {
  public:
   DeviceMath() = default;
@@ -73,6 +75,11 @@ class DeviceMath {
   virtual void norm_leaves(DType type, const void* gradient, std::uint64_t element_count,
                            double* leaves, StreamId stream) = 0;
   virtual void update(const DeviceCoefficients& coefficients, const DeviceUpdate& arrays,
+                      StreamId stream) = 0;
+  // digests[i] = a number for the bytes [i * kDigestBytes, (i + 1) * kDigestBytes) of `values`. The
+  // last of these pieces may be shorter. Two pieces that differ in a single word of 8 bytes have
+  // different numbers. Other pieces that differ have the same number with a probability of 2^-64.
+  virtual void digest(const void* values, std::uint64_t size_bytes, std::uint64_t* digests,
                       StreamId stream) = 0;
 };
 

@@ -34,6 +34,13 @@ class DeviceMathOver final : public DeviceMath {
     });
   }
 
+  void digest(const void* values, std::uint64_t size_bytes, std::uint64_t* digests,
+              StreamId stream) override {
+    check_aligned({values});
+    launcher_.leaves(stream, (size_bytes + kDigestBytes - 1) / kDigestBytes,
+                     DigestBody{static_cast<const unsigned char*>(values), size_bytes, digests});
+  }
+
   void update(const DeviceCoefficients& coefficients, const DeviceUpdate& a,
               StreamId stream) override {
     check_aligned({a.parameter, a.low, a.master, a.exp_avg, a.exp_avg_sq, a.exp_avg_codes,

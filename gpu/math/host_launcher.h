@@ -21,7 +21,7 @@ void run_elements(std::uint64_t count, const Body& body) {
 template <class Body>
 void run_leaves(std::uint64_t count, const Body& body) {
   for (std::uint64_t i = 0; i < count; ++i) {
-    double lanes[8];
+    decltype(body.lane(i, 0u)) lanes[8];
     for (unsigned lane = 0; lane < 8; ++lane) lanes[lane] = body.lane(i, lane);
     body.store(i, ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
                       ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7])));

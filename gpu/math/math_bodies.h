@@ -77,6 +77,38 @@ struct NormLeavesBody {
   SLUICE_HOST_DEVICE void store(std::uint64_t leaf, double sum) const { leaves[leaf] = sum; }
 };
 
+// Lane j adds the numbers of the packs j, j + 8, j + 16, ... of 16 bytes. The number of a pack
+// depends on its place, so that values that change places are noticed.
+struct DigestBody {
+  const unsigned char* values;
+  std::uint64_t size_bytes;
+  std::uint64_t* digests;
+  SLUICE_HOST_DEVICE std::uint64_t lane(std::uint64_t piece, unsigned lane) const {
+    struct alignas(16) Words {
+      std::uint64_t first, second;
+    };
+    constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15u;
+    const std::uint64_t begin = piece * kDigestBytes;
+    const std::uint64_t end = begin + kDigestBytes < size_bytes ? begin + kDigestBytes : size_bytes;
+    std::uint64_t sum = 0;
+    for (std::uint64_t at = begin + lane * sizeof(Words); at < end; at += 8 * sizeof(Words)) {
+      Words words{};
+      if (at + sizeof(Words) <= end) {
+        words = *reinterpret_cast<const Words*>(values + at);
+      } else {
+        for (std::uint64_t i = at; i < end; ++i)
+          (i - at < 8 ? words.first : words.second) |= std::uint64_t{values[i]} << (i - at) % 8 * 8;
+      }
+      const std::uint64_t place = at / sizeof(Words) * 2 * kStep;
+      sum += mix_bits(words.first + place + kStep) + mix_bits(words.second + place + 2 * kStep);
+    }
+    return sum;
+  }
+  SLUICE_HOST_DEVICE void store(std::uint64_t piece, std::uint64_t sum) const {
+    digests[piece] = sum;
+  }
+};
+
 // There is one struct for each format of masters. The functions of a struct load and store eight
 // masters. A master of magnitude kNonFinite or more is not finite in the parameter's type.
 struct Fp32Masters {

@@ -21,6 +21,7 @@ from .engine import Config, logger, read_config, warn_of_memory
 from .errors import OPTIMIZER_NOT_COPIED, ArgumentError, NonFiniteError, OutOfMemoryError, SluiceError
 from .optim_state import Entry, States
 from .optimizer import UPDATES
+from .processes import processes_of_launcher
 from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits, total_norm
 from .units import is_of_torch
 from .waits import Waits
@@ -82,7 +83,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self.clip_norm, self.gradient_norm = clip_norm, 0.0
         self._engine: Optional[Detached] = None
         self._has_stepped = self._has_loaded = False
-        self._settings = self._complete(config, overlapped=gradients == "backward" or overlap == "forward")
+        self._settings = self._complete(config)
         self._gradients, self._overlap = gradients, overlap
         self._keep: "dict[int, list[Any]]" = {}      # gradient and parameter of updates under way, by index
         self._kept_bytes = 0                         # of the gradients
@@ -117,7 +118,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
 
     # Making it.
 
-    def _complete(self, config: "Config | str | os.PathLike[str] | None", overlapped: bool) -> "dict[str, Any]":
+    def _complete(self, config: "Config | str | os.PathLike[str] | None") -> "dict[str, Any]":
         settings = read_config(config) if config is not None else {}
         optimizer = settings.setdefault("optimizer", {})
         others = sorted(key for key in optimizer if key not in ("type", "state", "rounding_seed"))
@@ -132,9 +133,15 @@ class DetachedOptimizer(torch.optim.Optimizer):
         warn_of_memory(settings)
         optimizer["type"] = self._type
         self._state = optimizer.get("state", "fp32")
-        if overlapped:  # torch computes on the others meanwhile
-            settings.setdefault("run", {}).setdefault("threads", max(1, (os.cpu_count() or 1) // 2))
         return settings
+
+    def _with_threads(self, gpu: Optional[int]) -> "dict[str, Any]":
+        """The config with the default of run.threads: the cores of this process, but half of them where torch computes on the
+        others meanwhile, and all but one where that one launches the work of a GPU."""
+        cores = (os.cpu_count() or 1) // processes_of_launcher()
+        is_overlapped = self._gradients == "backward" or self._overlap == "forward"
+        threads = cores - 1 if gpu is not None else cores // 2 if is_overlapped else cores
+        return {**self._settings, "run": {"threads": max(1, threads), **self._settings.get("run", {})}}
 
     def _find_group(self, shard: Optional[bool], process_group: Any) -> Optional[ProcessGroup]:
         parameters = [p for group in self.param_groups for p in group["params"]]
@@ -214,8 +221,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if self._engine is not None:
             self._engine.close()
         try:
-            self._engine = Detached(self._settings, [(share.name, share.count, share.dtype, share.gpu is not None)
-                                                     for share in shares], gpu)
+            self._engine = Detached(self._with_threads(gpu), [(share.name, share.count, share.dtype, share.gpu is not None)
+                                                              for share in shares], gpu)
         except OutOfMemoryError as error:
             frozen = [share.count for share in shares if not share.parameter.requires_grad]
             if frozen:

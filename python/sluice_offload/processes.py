@@ -116,10 +116,13 @@ def own_rank() -> int:
 def processes_of_host(world: Optional[World], group: Any) -> int:
     """How many processes share this host's cores. Those of other groups than `group` are known from the launcher alone."""
     known = 1 if world is None else world.local_size
-    if group is None:
-        return known
+    return known if group is None else max(known, processes_of_launcher())
+
+
+def processes_of_launcher() -> int:
+    """How many processes the launcher says that it has started on this host; 1 where there is none."""
     counts = [os.environ.get(name, "") for name in _OF_HOST]
-    return max(known, next((int(count) for count in counts if count.isdigit()), 1))
+    return max(1, next((int(count) for count in counts if count.isdigit()), 1))
 
 
 def require_member(group: Any, name: str) -> None:

@@ -35,6 +35,8 @@ def fake_gpu(monkeypatch):
 def on_gpu(made):
     """A copy of a module or tensor on the GPU."""
     if not IS_FAKE:
+        if isinstance(made, nn.Parameter):  # to() alone would give a tensor that is no leaf
+            return nn.Parameter(made.detach().to("cuda"))
         return copy.deepcopy(made).to("cuda")
     copied = copy.deepcopy(made)
     for tensor in copied.parameters() if isinstance(copied, nn.Module) else [copied]:

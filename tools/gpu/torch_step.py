@@ -4,7 +4,7 @@ is fused AdamW, everything on the GPU. Beside it stand the optimizers that keep 
 PyTorch, alone and with the parameters (offload), and, where they are installed, torchao's and DeepSpeed's.
 
     torch_step.py [--device cuda] [--shape 124M|1.5B|7B|llama-1.1B|llama-7B ...] [--optimizer NAME ...] [--path FOLDER] [--steps N]
-                  [--seconds S] [--trace FOLDER] [--json FILE]
+                  [--seconds S] [--threads N] [--trace FOLDER] [--json FILE]
 
 Each shape is tried as it is and then, if that runs out of memory, with activations computed again. FILE is written anew after each
 measurement. The moments of torch and torchao are bf16 as the parameters are, and there is no fp32 master copy: 8 bytes per
@@ -140,6 +140,15 @@ class DeepSpeedTraining:
         self.engine.destroy()
 
 
+def sluice_config(place, path):
+    """`threads` of the command line are the optimizer's; without them the package chooses."""
+    config = {"placement": {"optimizer": place}, "storage": {"paths": [path]}}
+    return config if sluice_threads is None else {**config, "run": {"threads": sluice_threads}}
+
+
+sluice_threads = None
+
+
 # Each makes a training of (model, class of its repeated modules, device, folder). Where its package is absent, it is left out.
 
 
@@ -154,7 +163,7 @@ def torchao_offload(model, block, device, path):
 
 def sluice_optimizer(model, place, path, **options):
     import sluice_offload
-    config = {"placement": {"optimizer": place}, "storage": {"paths": [path]}}
+    config = sluice_config(place, path)
     return Training(model, sluice_offload.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.1, config=config, **options))
 
 
@@ -176,8 +185,9 @@ def sluice_nvme(model, block, device, path):
 
 def sluice_offload_model(model, block, device, path, place):
     import sluice_offload
-    config = {"placement": {"parameters": place, "optimizer": place}, "storage": {"paths": [path]}, "optimizer": {"clip_norm": 1.0},
-              "memory": {"device": "2GiB"}}
+    config = sluice_config(place, path)
+    config["placement"]["parameters"] = place
+    config.update(optimizer={"clip_norm": 1.0}, memory={"device": "2GiB"})
     return Training(model, sluice_offload.offload(model, config, units=[block], lr=1e-5))
 
 
@@ -207,7 +217,7 @@ OPTIMIZERS = {made.__name__: made for made in (fused_adamw, sluice_host, sluice_
 
 
 def used_bytes(device):
-    """Of the GPU's memory, by every program and library."""
+    """All programs and libraries together have taken this much of the GPU's memory."""
     if device != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info()
@@ -238,11 +248,11 @@ def measure(shape, device, recompute, make_training, steps, path):
         synchronize()
         if step >= 2:
             times.append(time.perf_counter() - begin)
-    # What torch has cached counts; it is what another program cannot have.
+    # This includes what torch has cached, since no other program can have it.
     used = used_bytes(device) - before
     training.close()
     median = statistics.median(times)
-    # Of the products and of causal attention, forward and backward.
+    # The products and causal attention, forward and backward.
     operations = sequences * context * (6 * count + 6 * layers * width * context)
     return {"tokens_per_s": sequences * context / median, "step_s": {"median": median, "least": min(times), "most": max(times)},
             "teraflops": operations / median / 1e12, "made_s": made_s, "device_used_bytes": used, "loss": loss.item(), "parameters": count,
@@ -268,12 +278,15 @@ def main():
     parser.add_argument("--path", default="/var/tmp", help="folder for state on storage")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=400, help="no measurement begins after so many")
+    parser.add_argument("--threads", type=int, help="run.threads of Sluice's config")
     parser.add_argument("--trace", help="folder for Sluice's traces, SHAPE-OPTIMIZER.trace")
     parser.add_argument("--json")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no GPU: torch.cuda.is_available() is false")
         return 77
+    global sluice_threads
+    sluice_threads = options.threads
     report = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if options.device == "cuda" else options.device, "steps": []}
 
     def add(entry):

@@ -1,5 +1,6 @@
 // The detached optimizer with parameters and gradients on a device: the scalar definition's bits,
 // in the application's order of work, wherever the state is.
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <initializer_list>
@@ -22,7 +23,8 @@
 namespace sluice::test {
 namespace {
 
-// Copies to the buffer that delay() names begin late.
+// Copies to the buffer that delay() names begin late. Counts the bytes that leave the buffer that
+// watch() names.
 class LateDevice final : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -31,11 +33,18 @@ class LateDevice final : public ForwardingDevice {
             StreamId stream) override {
     if (late_ != nullptr && target >= late_->data() && target < late_->data() + late_->size_bytes())
       launch(stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+    if (watched_ != nullptr && source >= watched_->data() &&
+        source < watched_->data() + watched_->size_bytes())
+      left_bytes_ += size_bytes;
     ForwardingDevice::copy(target, source, size_bytes, stream);
   }
+  void watch(const DeviceBuffer& buffer) { watched_ = &buffer; }
+  std::uint64_t take_bytes_that_left() { return left_bytes_.exchange(0); }
 
  private:
-  const DeviceBuffer* late_ = nullptr;  // set before there are copies
+  const DeviceBuffer* late_ = nullptr;     // set before there are copies
+  const DeviceBuffer* watched_ = nullptr;  // as late_
+  std::atomic<std::uint64_t> left_bytes_ = 0;
 };
 
 class DetachedDeviceTest : public DetachedTest {
@@ -127,6 +136,54 @@ TEST_F(DetachedDeviceTest, EqualsTheScalarDefinitionForEveryTypeAndPlacement) {
       EXPECT_EQ(report.write_bytes == 0, tier == TierChoice::kHost);
       EXPECT_EQ(report.adopted_elements, dtype == DType::kFp32 ? 0u : 1u);
     }
+  }
+}
+
+TEST_F(DetachedDeviceTest, ParametersComeDownOnlyWhereTheyHaveChanged) {
+  const OptimizerKind kind = OptimizerKind::kAdamW;
+  for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+    SCOPED_TRACE(static_cast<int>(dtype));
+    make_tensors(dtype, {40'000, 1});
+    make_remote();
+    device_->watch(parameters_[0]);
+    Config made = config(kind, TierChoice::kNvme);
+    made.memory.host_bytes = 2_MiB;
+    made.storage.block_elements = 4096;
+    DetachedOptimizer optimizer(made, described(), *device_);
+    const std::uint64_t all = parameters_[0].size_bytes();
+    const std::uint64_t block = 4096 * size_of(dtype);
+    const auto step = [&](std::uint64_t expected, const char* what) {
+      const DetachedUpdate update = next_remote(kind, 0);
+      optimizer.begin({&update, 1}, stream_.id());
+      optimizer.wait(0);
+      fetch(0);
+      EXPECT_TRUE(tensors_[0].parameter == tensors_[0].oracle_parameter) << what;
+      // A parameter of fp32 is the master itself.
+      EXPECT_EQ(device_->take_bytes_that_left(), dtype == DType::kFp32 ? all : expected) << what;
+    };
+    step(all, "the first update");
+    step(0, "nothing has changed");
+    set(tensors_[0], 39'999, 3.25f);
+    step(40'000 * size_of(dtype) % block, "the last element has changed");
+    std::swap(tensors_[0].parameter[0], tensors_[0].parameter[4 * size_of(dtype)]);
+    std::swap(tensors_[0].parameter[1], tensors_[0].parameter[4 * size_of(dtype) + 1]);
+    step(block, "two values have changed places");
+    step(0, "nothing has changed again");
+    if (dtype == DType::kFp32) continue;
+    // A master that is set counts only together with its parameter, which still has the old value.
+    const float set_master[] = {5.0f};
+    optimizer.wait_all();
+    optimizer.write(0, StateKind::kMaster, 4096 + 3, set_master);
+    tensors_[0].low[4096 + 3] = 0;
+    if (dtype == DType::kFp16) {
+      std::uint16_t bits = 0;
+      std::memcpy(&bits, tensors_[0].parameter.data() + 2 * (4096 + 3), 2);
+      tensors_[0].master[4096 + 3] = float_from_fp16(bits);
+    }
+    step(block, "a master has been set");
+    EXPECT_EQ(optimizer.report().adopted_elements, 4u);
+    optimizer.wait_all();
+    expect_equal(optimizer, kind);
   }
 }
 

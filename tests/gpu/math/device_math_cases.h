@@ -192,6 +192,37 @@ TEST_P(DeviceMathTest, SquaredNormHasTheBitsOfTheCpu) {
   }
 }
 
+TEST_P(DeviceMathTest, DigestsNoticeEveryChange) {
+  const auto digests_of = [&](const Bytes& values) {
+    const OnDevice source = upload(values);
+    const OnDevice target = upload(Bytes((values.size() + kDigestBytes - 1) / kDigestBytes * 8));
+    math().digest(source.memory.data(), values.size(), target.as<std::uint64_t>(), stream());
+    return download(target);
+  };
+  for (const std::uint64_t size : {2ul, 14ul, 16ul, 130ul, 8190ul, 8192ul, 8194ul, 40'002ul}) {
+    SCOPED_TRACE(size);
+    Bytes values(size);
+    for (std::byte& value : values) value = static_cast<std::byte>(random_());
+    const Bytes before = digests_of(values);
+    EXPECT_EQ(digests_of(values), before) << "the same values";
+    for (int i = 0; i < 40; ++i) {
+      const std::uint64_t at = i == 0 ? 0 : i == 1 ? size - 1 : random_() % size;
+      const Bytes old = values;
+      values[at] ^= static_cast<std::byte>(1u << random_() % 8);
+      const Bytes after = digests_of(values);
+      values = old;
+      const std::uint64_t piece = at / kDigestBytes * 8;
+      for (std::uint64_t other = 0; other < before.size(); other += 8)
+        EXPECT_EQ(std::memcmp(after.data() + other, before.data() + other, 8) != 0, other == piece)
+            << "a bit of byte " << at << ", digest " << other / 8;
+    }
+    if (size < 130) continue;
+    Bytes swapped = values;
+    std::swap_ranges(swapped.begin(), swapped.begin() + 8, swapped.begin() + 16);
+    EXPECT_NE(digests_of(swapped), before) << "two words have changed places";
+  }
+}
+
 // Coefficients of every optimizer. The list has coefficients of several steps only for Adam. The
 // coefficients of the other optimizers do not depend on the step.
 inline std::vector<DeviceCoefficients> all_device_coefficients() {
