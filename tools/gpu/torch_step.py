@@ -9,7 +9,7 @@ PyTorch, alone and with the parameters (offload), and, where they are installed,
 Each shape is tried as it is and then, if that runs out of memory, with activations computed again. FILE is written anew after each
 measurement. The moments of torch and torchao are bf16 as the parameters are, and there is no fp32 master copy: 8 bytes per
 parameter, where Sluice keeps 14 and DeepSpeed 16. torchao takes gradients in the backward pass, before they could be clipped;
-sluice_backward does the same, and all others clip. --trace writes Sluice's trace of each of its runs. Exits with 77 without a GPU.
+sluice_backward, sluice_bf16 and offload_eager do the same, and all others clip. --trace writes Sluice's trace of each of its runs. Exits with 77 without a GPU.
 """
 
 import argparse
@@ -161,9 +161,9 @@ def torchao_offload(model, block, device, path):
     return Training(model, CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-5, weight_decay=0.1, fused=True))
 
 
-def sluice_optimizer(model, place, path, **options):
+def sluice_optimizer(model, place, path, state="fp32", **options):
     import sluice_offload
-    config = sluice_config(place, path)
+    config = {**sluice_config(place, path), "optimizer": {"state": state}}
     return Training(model, sluice_offload.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.1, config=config, **options))
 
 
@@ -175,6 +175,11 @@ def sluice_backward(model, block, device, path):
     return sluice_optimizer(model, "host", path, gradients="backward")
 
 
+def sluice_bf16(model, block, device, path):
+    """As sluice_backward, with moments of torchao's size."""
+    return sluice_optimizer(model, "host", path, gradients="backward", state="bf16")
+
+
 def sluice_forward(model, block, device, path):
     return sluice_optimizer(model, "host", path, clip_norm=1.0, gradients="backward", overlap="forward", modules=model)
 
@@ -183,16 +188,21 @@ def sluice_nvme(model, block, device, path):
     return sluice_optimizer(model, "nvme", path, clip_norm=1.0)
 
 
-def sluice_offload_model(model, block, device, path, place):
+def sluice_offload_model(model, block, device, path, place, **optimizer):
     import sluice_offload
     config = sluice_config(place, path)
     config["placement"]["parameters"] = place
-    config.update(optimizer={"clip_norm": 1.0}, memory={"device": "2GiB"})
+    config.update(optimizer={"clip_norm": 1.0, **optimizer}, memory={"device": "2GiB"})
     return Training(model, sluice_offload.offload(model, config, units=[block], lr=1e-5))
 
 
 def offload_host(model, block, device, path):
     return sluice_offload_model(model, block, device, path, "host")
+
+
+def offload_eager(model, block, device, path):
+    """Without clipping, so that the update runs beside backward, as torchao's copies do."""
+    return sluice_offload_model(model, block, device, path, "host", clip_norm=0, overlap="eager")
 
 
 def offload_nvme(model, block, device, path):
@@ -212,8 +222,11 @@ def zero_infinity(model, block, device, path):
                                      "contiguous_gradients": True})
 
 
-OPTIMIZERS = {made.__name__: made for made in (fused_adamw, sluice_host, sluice_backward, sluice_forward, torchao_offload, offload_host,
-                                               zero_offload, zero_infinity, sluice_nvme, offload_nvme)}
+OPTIMIZERS = {
+    made.__name__: made
+    for made in (fused_adamw, sluice_host, sluice_backward, sluice_forward, sluice_bf16, torchao_offload, offload_host, offload_eager,
+                 zero_offload, zero_infinity, sluice_nvme, offload_nvme)
+}
 
 
 def used_bytes(device):
