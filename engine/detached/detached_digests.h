@@ -21,10 +21,10 @@ namespace sluice {
 
 class DetachedDigests {
  public:
-  // `plan` and `device` must outlive the object. `places` is the number of staging places.
+  // `plan` and `device` must outlive the object.
   // Fails with the errors of Device::allocate(), Device::register_host_memory() and the device's
   // first kernel.
-  DetachedDigests(const DetachedPlan& plan, Device& device, std::uint32_t places);
+  DetachedDigests(const DetachedPlan& plan, Device& device);
   // Requires: no copy of the object is under way.
   ~DetachedDigests();
   DetachedDigests(const DetachedDigests&) = delete;
@@ -37,9 +37,10 @@ class DetachedDigests {
   // Enqueues on `stream` the digests of the values that an update has written.
   // Requires: suits(). All calls have the same stream.
   void take_written(std::uint32_t block, std::span<const std::byte> parameter, StreamId stream);
-  // Enqueues on `stream` the digests of the values that the parameter has now.
+  // Enqueues on `stream` the digests of the values that the parameter has now. The digests are
+  // copied to `place`, which is registered memory for DetachedBlock::digest_count numbers.
   // Requires: has_written(). All calls have the same stream.
-  void take_present(std::uint32_t place, std::uint32_t block, std::span<const std::byte> parameter,
+  void take_present(std::uint32_t block, std::span<const std::byte> parameter, std::byte* place,
                     StreamId stream);
 
   // Returns whether the last call for the block was take_written().
@@ -47,22 +48,20 @@ class DetachedDigests {
   // The values in the block's record are no longer the values of the last update.
   void forget(std::uint32_t block) { is_written_[block] = false; }
 
-  // Requires: the work of take_written() and take_present() for the block has ended.
-  bool is_unchanged(std::uint32_t place, std::uint32_t block) const;
+  // Requires: the work of take_written(), and of take_present() with `place`, has ended.
+  bool is_unchanged(std::uint32_t block, const std::byte* place) const;
 
  private:
-  std::span<std::uint64_t> written(std::uint32_t block) const;
-  std::span<std::uint64_t> present(std::uint32_t place, std::uint32_t block) const;
-  void take(std::span<const std::byte> values, std::byte* on_device,
-            std::span<std::uint64_t> target, StreamId stream);
+  std::span<std::byte> written(std::uint32_t block) const;
+  void take(std::span<const std::byte> values, std::byte* on_device, std::span<std::byte> target,
+            StreamId stream);
 
   const DetachedPlan& plan_;
   Device& device_;
   std::unique_ptr<DeviceMath> math_;  // null where the device cannot run the kernel
-  std::vector<std::uint64_t> first_;  // by block: where its digests are; the last entry counts all
-  std::uint64_t most_ = 0;            // digests of the largest block
+  std::vector<std::uint64_t> first_;  // by block: where its digests are
   std::vector<bool> is_written_;
-  AlignedBuffer memory_;  // digests of all blocks, and then those of the places
+  AlignedBuffer memory_;
   DeviceBuffer written_on_device_;
   DeviceBuffer present_on_device_;
 };

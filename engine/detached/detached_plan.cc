@@ -7,6 +7,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "cpu_optim/optimizer_options.h"
+#include "gpu/math/device_math.h"
 
 namespace sluice {
 namespace {
@@ -36,21 +37,25 @@ void cut(DetachedPlan& plan, const Config& config, std::span<const DetachedTenso
         tensors[tensor].is_on_device ? std::min(length, kDeviceBlockElements) : length;
     for (std::uint64_t first = 0; first < count; first += most) {
       const std::uint64_t elements = std::min(most, count - first);
+      const DType type = tensors[tensor].parameter;
+      const bool has_digests = tensors[tensor].is_on_device && type != DType::kFp32;
       plan.blocks.push_back(
           {.tensor = tensor,
            .first_element = first,
            .element_count = elements,
-           .format = record_format(config.optimizer, tensors[tensor].parameter, elements)});
+           .format = record_format(config.optimizer, type, elements),
+           .digest_count = has_digests ? div_ceil(elements * size_of(type), kDigestBytes) : 0});
     }
   }
   plan.first_block.push_back(static_cast<std::uint32_t>(plan.blocks.size()));
-  plan.staging_bytes = 0;
+  plan.staging_bytes = plan.digest_bytes = 0;
   for (const DetachedBlock& block : plan.blocks) {
     if (!tensors[block.tensor].is_on_device) continue;
+    const std::uint64_t digest_bytes = block.digest_count * sizeof(std::uint64_t);
+    plan.digest_bytes += digest_bytes;
     plan.staging_bytes =
         std::max(plan.staging_bytes,
-                 align_up(staged_gradient_offset(block) + block.element_count * kGradientBytesMax,
-                          kRecordAlignBytes));
+                 align_up(staged_digest_offset(block) + digest_bytes, kRecordAlignBytes));
   }
   plan.staging_slots = plan.staging_bytes == 0 ? 0 : kStagingSlots;
 }
@@ -100,6 +105,11 @@ std::uint64_t staged_gradient_offset(const DetachedBlock& block) {
   return align_up(block.element_count * (is_wide ? 4 : 2), kRecordAlignBytes);
 }
 
+std::uint64_t staged_digest_offset(const DetachedBlock& block) {
+  return align_up(staged_gradient_offset(block) + block.element_count * kGradientBytesMax,
+                  sizeof(std::uint64_t));
+}
+
 RecordFormat record_format(const Config::Optimizer& optimizer, DType parameter,
                            std::uint64_t element_count) {
   MasterLayout master = MasterLayout::kFp32;
@@ -132,7 +142,7 @@ DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor>
   cut(plan, config, tensors, config.storage.block_elements.value_or(kBlockElements));
   place(plan, [](const DetachedBlock&) { return true; });
   const std::uint64_t lanes_bytes =
-      kLanesMin * plan.lane_bytes + plan.staging_slots * plan.staging_bytes;
+      kLanesMin * plan.lane_bytes + plan.staging_slots * plan.staging_bytes + plan.digest_bytes;
   if (lanes_bytes > budget)
     throw Error(ErrorCode::kOutOfMemory,
                 fmt::format("memory.host is {}, but the {} buffers through which state comes from "

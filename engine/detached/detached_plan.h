@@ -38,6 +38,9 @@ struct DetachedBlock {
   std::uint64_t element_count = 0;
   RecordFormat format;
   bool is_on_storage = false;
+  // The number of digests of the block's parameter (engine/detached/detached_digests.h). Only
+  // 16-bit parameters on a device have digests.
+  std::uint64_t digest_count = 0;
 };
 
 struct DetachedPlan {
@@ -47,23 +50,28 @@ struct DetachedPlan {
   std::uint64_t storage_bytes = 0;
   std::uint64_t lane_bytes = 0;  // of each; 0 without blocks on storage
   std::uint32_t lanes = 0;
-  // If a tensor is on a device, the staging memory has places for the parameters and gradients of
-  // the tensor's blocks.
+  // If a tensor is on a device, the staging memory has places for the parameters, gradients and
+  // digests of the tensor's blocks.
   std::uint64_t staging_bytes = 0;  // of each; 0 without such tensors
   std::uint32_t staging_slots = 0;
+  std::uint64_t digest_bytes = 0;  // the digests that are kept for all blocks
 
   // Records and lanes.
   std::uint64_t state_bytes() const { return host_record_bytes + lanes * lane_bytes; }
-  std::uint64_t host_bytes() const { return state_bytes() + staging_slots * staging_bytes; }
+  std::uint64_t host_bytes() const {
+    return state_bytes() + staging_slots * staging_bytes + digest_bytes;
+  }
 };
 
 // If memory.host has room, a tensor with at most this many elements stays in host memory under any
 // placement. For small tensors, the saved memory is not worth the time of the transfers.
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
 
-// Each block has a place in the staging memory. The parameters are at the beginning of the place,
-// and the gradients follow. Returns the offset of the gradients in the place, in bytes.
+// Each block has a place in the staging memory. The parameters are at the beginning of the place.
+// The gradients follow, and then the digests. The functions return the offset of the gradients and
+// of the digests in the place, in bytes.
 std::uint64_t staged_gradient_offset(const DetachedBlock& block);
+std::uint64_t staged_digest_offset(const DetachedBlock& block);
 
 // `host_budget_bytes` is used if the config has no host budget.
 // Fails with kConfig if placement.optimizer is "device", and with kOutOfMemory if the host budget

@@ -16,7 +16,7 @@ DetachedStaging::DetachedStaging(const DetachedPlan& plan, Device& device, Sched
       given_(device),
       down_(device, "optimizer down", StreamPriority::kHigh),
       up_(device, "optimizer up", StreamPriority::kHigh),
-      digests_(plan, device, plan.staging_slots) {
+      digests_(plan, device) {
   for (Place place = plan.staging_slots; place-- > 0;) {
     free_.push_back(place);
     copied_.emplace_back(device);
@@ -57,11 +57,12 @@ void DetachedStaging::bring(Place place, std::uint32_t block, const DeviceValues
                            .block = block,
                            .kind = TraceKind::kCopyToHost};
   if (may_be_known)
-    digests_.take_present(place, block, {values.parameter, values.parameter_bytes}, down_.id());
+    digests_.take_present(block, {values.parameter, values.parameter_bytes}, digests(place, block),
+                          down_.id());
   device_.copy_all(std::span(pieces).first(may_be_known ? 1 : 2), down_.id());
   follow(down_, copied_[place], record,
          [this, place, block, values, may_be_known, done = std::move(done)]() mutable {
-           if (!may_be_known || digests_.is_unchanged(place, block)) return done();
+           if (!may_be_known || digests_.is_unchanged(block, digests(place, block))) return done();
            bring_parameter(place, block, values, std::move(done));
          });
 }

@@ -78,6 +78,9 @@ class DetachedStaging {
   }
 
  private:
+  std::byte* digests(Place place, std::uint32_t block) const {
+    return parameter(place) + staged_digest_offset(plan_.blocks[block]);
+  }
   void bring_parameter(Place place, std::uint32_t block, const DeviceValues& values,
                        std::function<void()> done);
   void follow(const Stream& stream, const Event& copied, TraceRecord record,
