@@ -497,12 +497,16 @@ class Walk:
             self._freed.look_closer()
 
     def _is_nested(self) -> bool:
-        """Whether the model is called in its own forward. Asks Python's stack, since an interrupt may have left counts behind."""
+        """Whether the model is called in its own forward, or in that of a module of its that was called alone. Asks Python's stack,
+        since an interrupt may have left counts behind."""
+        running = {id(running.site.module) for running in self._running}
         calls, frame = 0, sys._getframe()
         while frame is not None and calls < 2:
-            calls += frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is self.model
+            if frame.f_code is nn.Module._call_impl.__code__:
+                module = frame.f_locals.get("self")
+                calls += 2 if id(module) in running and module is not self.model else module is self.model
             frame = frame.f_back  # type: ignore[assignment]
-        return calls == 2
+        return calls >= 2
 
     def stop_keeping(self) -> None:
         """An interrupt leaves the forward's context open."""

@@ -175,6 +175,43 @@ def test_a_root_that_calls_itself_and_an_interrupt(settings):
     ours.close()
 
 
+class CallsRoot(nn.Module):
+    """Calls the whole model in its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.root = nn.Linear(WIDTH, WIDTH), []
+
+    def forward(self, x):
+        y = self.layer(x)
+        y = y + self.root[0](y)
+        return self.layer(y)
+
+
+class CalledByItsHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)), CallsRoot()
+        self.head.root.append(self)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def test_a_module_called_alone_that_calls_the_root(settings):
+    torch.manual_seed(0)
+    model = CalledByItsHead()
+    assert_trains_as_torch(settings, model, lambda model, x: model.head(x).square().mean(), units=[nn.Linear, CallsRoot])
+    evaluated = copy.deepcopy(model)
+    with torch.no_grad():
+        expected = evaluated.head(torch.ones(2, WIDTH))
+        optimizer = sluice.offload(evaluated, settings, units=[nn.Linear, CallsRoot])
+        torch.testing.assert_close(evaluated.head(torch.ones(2, WIDTH)), expected)
+    optimizer.close()
+
+
 class Forces(nn.Module):
     """Computes gradients for its input also in evaluations, as models of atoms do."""
 
