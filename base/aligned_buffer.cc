@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <limits>
 #include <system_error>
@@ -15,6 +16,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "base/numa.h"
+#include "base/topology.h"
 
 namespace sluice {
 namespace {
@@ -24,19 +26,31 @@ void touch(std::byte* data, std::uint64_t size_bytes) {
     *const_cast<volatile std::byte*>(data + offset) = std::byte{0};
 }
 
+// Clearing pages is slow, above all where a hypervisor has to find them first, and threads do it
+// side by side. The memory of no machine keeps up with more threads than these.
+constexpr std::uint64_t kTouchThreadsMax = 16;
+// For fewer bytes a thread takes longer to start than it saves.
+constexpr std::uint64_t kBytesPerTouchThread = 32_MiB;
+
 // A large buffer's huge pages go to the NUMA nodes in turn, each touched by a thread of its node. A
 // thread that works on the buffer later has the bandwidth of all nodes.
 void touch_all(std::byte* data, std::uint64_t size_bytes) {
   const NumaNodes& nodes = NumaNodes::of_machine();
-  if ((nodes.count() == 1 && !nodes.is_part()) || size_bytes < nodes.count() * kHugePageBytes)
+  const std::uint64_t thread_count = std::min<std::uint64_t>(
+      {kTouchThreadsMax, topology().granted_cores, size_bytes / kBytesPerTouchThread});
+  const bool is_bound = nodes.count() > 1 || nodes.is_part();
+  if (size_bytes < nodes.count() * kHugePageBytes || (!is_bound && thread_count < 2))
     return touch(data, size_bytes);
+  const std::uint64_t stride = nodes.count() * kHugePageBytes;
+  std::vector<std::atomic<std::uint64_t>> next_bytes(nodes.count());  // by node
   const auto touch_stripe = [&](unsigned node) {
-    const std::uint64_t stride = nodes.count() * kHugePageBytes;
-    for (std::uint64_t begin = node * kHugePageBytes; begin < size_bytes; begin += stride)
+    std::uint64_t begin = 0;
+    while ((begin = node * kHugePageBytes + next_bytes[node].fetch_add(stride)) < size_bytes)
       touch(data + begin, std::min(kHugePageBytes, size_bytes - begin));
   };
   std::vector<std::jthread> threads;
-  for (unsigned node = 0; node < nodes.count(); ++node) {
+  for (unsigned i = 0; i < std::max<std::uint64_t>(thread_count, nodes.count()); ++i) {
+    const unsigned node = i % nodes.count();
     try {
       threads.emplace_back([&, node] {
         nodes.bind_this_thread(node);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <sluice/error.h>
@@ -122,14 +123,16 @@ void StateAccess::copy_now(std::byte* target, const std::byte* source, std::uint
 // A source that allows it is read on the places' threads. Otherwise this thread reads it, while the
 // places' threads store. If the source has initial values, this thread reads the masters alone: the
 // places' threads convert and store them. Where the block that comes next would leave some of the
-// memory as it is, they also clear the memory.
+// memory as it is, they also clear the memory, unless it is as new.
 void StateAccess::restore(StateSource& source, const UnitVersions& versions) {
   invalidate();
   filled_ = {};
   const bool is_initial = dynamic_cast<const InitialSource*>(&source) != nullptr;
   const std::span<const BlockPlace> blocks = layout_.blocks();
+  const bool are_new = std::exchange(are_pools_clear_, false);
   BlockPlaces places(place_count());
-  for (const BlockPlace& block : blocks.first(std::min<std::size_t>(place_count(), blocks.size())))
+  const std::size_t first_count = are_new ? 0 : std::min<std::size_t>(place_count(), blocks.size());
+  for (const BlockPlace& block : blocks.first(first_count))
     places.start(place_of(block), [this, &block] { clear(block); });
   for (const BlockPlace& block : blocks) {
     const BlockView view = view_of(block, place_of(block));
@@ -138,7 +141,7 @@ void StateAccess::restore(StateSource& source, const UnitVersions& versions) {
     const bool is_filled = !has_masters && !source.allows_threads();
     if (is_filled) set_values(layout_, view, source);
     places.start(place_of(block),
-                 [this, &source, &versions, &block, blocks, view, has_masters, is_filled] {
+                 [this, &source, &versions, &block, blocks, are_new, view, has_masters, is_filled] {
                    if (has_masters)
                      set_initial_values(layout_, view);
                    else if (!is_filled)
@@ -146,7 +149,8 @@ void StateAccess::restore(StateSource& source, const UnitVersions& versions) {
                    store_.begin_at(view.block, versions.of(block.unit));
                    store(view);
                    const std::size_t next = index_of(block.id) + place_count();
-                   if (next < blocks.size() && !is_overwritten(block, blocks[next]))
+                   if (next < blocks.size() && !is_overwritten(block, blocks[next]) &&
+                       !(are_new && lies_at_home(blocks[next])))
                      clear(blocks[next]);
                  });
   }
@@ -158,6 +162,12 @@ void StateAccess::clear(const BlockPlace& block) {
   const BlockView view = view_of(block, place_of(block));
   std::memset(view.parameters, 0, layout_.parameter_bytes(view.block));
   std::memset(view.record, 0, layout_.record_bytes(view.block));
+}
+
+// Whether view_of() shows memory that no other block uses.
+bool StateAccess::lies_at_home(const BlockPlace& block) const {
+  return placement_.updates_parameters_at_home(block.id) &&
+         placement_.record_tier[index_of(block.id)] == Tier::kHost;
 }
 
 // Whether the values of `next` leave nothing of those of `before` in the place. Bytes that no value
@@ -220,6 +230,7 @@ void StateAccess::replace(const std::vector<bool>& is_wanted, const InitialValue
 
 void StateAccess::open() {
   invalidate();
+  are_pools_clear_ = false;
   filled_ = {};
   BlockPlaces places(place_count());
   for (const BlockPlace& block : layout_.blocks()) {

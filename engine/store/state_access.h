@@ -121,6 +121,7 @@ class StateAccess {
   void bring_to_device(const BlockView& view);
   void clear(const BlockPlace& block);
   bool is_overwritten(const BlockPlace& before, const BlockPlace& next) const;
+  bool lies_at_home(const BlockPlace& block) const;
   void count_homes(const BlockPlace& block);
   void copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes);
 
@@ -136,6 +137,8 @@ class StateAccess {
   std::optional<Position> read_end_;
   Order order_ = Order::kNone;
   PoolMarks filled_;  // homes that have their values
+  // Whether the pools are zero, as they were made.
+  bool are_pools_clear_ = true;
   // The list is indexed by place. An entry is the block that the thread of this place has loaded or
   // will load. The list is used only while `reading_` has a value.
   std::vector<std::optional<BlockId>> requested_;

@@ -22,7 +22,7 @@ from . import library as lib
 from .errors import NOT_COPIED, ArgumentError, ConfigError, RanksError, SluiceError
 from .gpus import CPU, Place, missing_settings
 from .processes import World
-from .structures import bytes_of, flat_of, model_of, order_of
+from .structures import bytes_of, copy_values, flat_of, model_of, order_of
 from .units import Member, Unit, Units, common_dtype
 
 logger = logging.getLogger("sluice_offload")
@@ -307,9 +307,9 @@ class Engine:
                     last = (-1, None)
                     last = (tensor, (bytes_of if member.is_opaque else flat_of)(member, values(member)))
                 assert last[1] is not None
-                kind = C.c_uint8 if member.is_opaque else C.c_float
-                view = torch.frombuffer((kind * count).from_address(C.addressof(target.contents)), dtype=last[1].dtype)
-                view.copy_(last[1][first:first + count])
+                kind, dtype = (C.c_uint8, torch.uint8) if member.is_opaque else (C.c_float, torch.float32)
+                view = torch.frombuffer((kind * count).from_address(C.addressof(target.contents)), dtype=dtype)
+                copy_values(last[1][first:first + count], view)
                 return 0
             except BaseException as error:  # raised below, on the other side of the C call
                 failure.append(error)

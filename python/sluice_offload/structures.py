@@ -9,6 +9,8 @@ from . import library as lib
 from .errors import ArgumentError
 from .units import Member, Units
 
+PIECE = 4 << 20  # elements that a GPU converts at a time
+
 
 def order_of(order: "Sequence[int]") -> Any:
     return (C.c_uint32 * len(order))(*order)
@@ -52,8 +54,21 @@ def bytes_of(member: Member, values: torch.Tensor) -> torch.Tensor:
 
 
 def flat_of(member: Member, values: torch.Tensor) -> torch.Tensor:
+    """The values in one row. Plain ones stay where they are and as they are: a copy of a large tensor takes as much memory again."""
     _check_values(member, values)
-    return values.detach().to("cpu", torch.float32).reshape(-1)
+    values = values.detach()
+    is_plain = type(values) is torch.Tensor and values.layout == torch.strided and values.is_contiguous()
+    return (values if is_plain else values.to("cpu", torch.float32)).reshape(-1)
+
+
+def copy_values(values: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a few of a tensor's values to `target`, memory of the CPU. Torch would bring those of a GPU over in their own type and
+    convert them here, through memory that it makes for that. The engine's memory is page-locked, and the GPU writes to it."""
+    if values.device.type == "cpu":
+        target.copy_(values)
+        return
+    for piece, place in zip(values.split(PIECE), target.split(PIECE)):
+        place.copy_(piece.to(target.dtype))
 
 
 def _check_values(member: Member, values: torch.Tensor) -> None:

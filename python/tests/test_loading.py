@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sluice_offload as sluice
 from conftest import Block, Tiny, adamw, tiny, train, worst
+from sluice_offload import structures
 
 
 @pytest.fixture
@@ -146,3 +148,50 @@ def test_a_durable_store_refuses(config):
     with pytest.raises(sluice.SluiceError, match='"kept"'):
         model.load_state_dict(tiny(seed=1).state_dict())
     optimizer.close()
+
+
+class Copies(TorchDispatchMode):
+    """The shapes of all copies in another type or place."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            self.shapes.append(tuple(result.shape))
+        return result
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_no_tensor_is_copied_on_its_way_to_the_engine(config, is_transposed):
+    model = tiny().to(torch.bfloat16)
+    if is_transposed:  # is copied, and has the same values
+        model.positions.data = model.positions.data.t().contiguous().t()
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    with Copies() as copies:
+        optimizer = sluice.offload(model, config, units=[Block])
+    assert [shape for shape in copies.shapes if len(shape) == 2] == [(12, 32)] * is_transposed
+    assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
+    optimizer.close()
+
+
+def test_a_gpu_converts_its_values(monkeypatch):
+    """Torch would bring them over as they are, and convert them in memory of the CPU that it makes for that."""
+    class OnGpu:
+        device = torch.device("cuda", 0)
+
+        def __init__(self, *numbers):
+            self.numbers = numbers
+
+        def split(self, count):
+            return [OnGpu(*self.numbers[i:i + count]) for i in range(0, len(self.numbers), count)]
+
+        def to(self, dtype):
+            assert dtype == torch.float32 and len(self.numbers) <= 2
+            return torch.tensor(self.numbers)
+    monkeypatch.setattr(structures, "PIECE", 2)
+    target = torch.zeros(3)
+    structures.copy_values(OnGpu(1.5, 2.5, 3.5), target)
+    assert target.tolist() == [1.5, 2.5, 3.5]

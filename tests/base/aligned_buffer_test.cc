@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,9 +10,11 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/topology.h"
 
 namespace sluice {
 namespace {
@@ -44,6 +47,26 @@ TEST(AlignedBuffer, IsNotInAForkedChild) {
     int status = -1;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+}
+
+// Clearing the pages of a state takes one thread seconds.
+TEST(AlignedBuffer, ThreadsTouchALargeOneThroughout) {
+  const auto faults = [] {
+    rusage used{};
+    EXPECT_EQ(::getrusage(RUSAGE_THREAD, &used), 0);
+    return used.ru_minflt;
+  };
+  const std::uint64_t size_bytes = 130_MiB + 5;
+  std::vector<unsigned char> is_resident(div_ceil(size_bytes, kPageBytes));
+  const AlignedBuffer first(size_bytes, "looks at the machine, which takes pages, too");
+  const long before = faults();
+  const AlignedBuffer buffer(size_bytes, "test");
+  const long own = faults() - before;
+  ASSERT_EQ(::mincore(buffer.data(), size_bytes, is_resident.data()), 0);
+  EXPECT_TRUE(std::ranges::all_of(is_resident, [](unsigned char page) { return (page & 1) != 0; }));
+  if (topology().granted_cores > 1) {
+    EXPECT_LT(own, 40) << "of " << size_bytes / kHugePageBytes << " huge pages at least";
   }
 }
 

@@ -134,6 +134,36 @@ TEST_F(StateAccessTest, AFailureOnAThreadIsTheCalls) {
   expect_values(engine.tensors()[3], StateKind::kMaster, 0, 100);
 }
 
+// The memory of new pools is zero, and is not cleared once more; behind a failure it has to be.
+TEST(StateAccessHomes, KeepNothingOfAStateThatFailed) {
+  class Failing final : public Formula {
+   public:
+    void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first,
+              std::span<float> values) override {
+      if (tensor.name == "b.weight") throw Error(ErrorCode::kDamaged, "b.weight is gone");
+      Formula::read(tensor, kind, first, values);
+    }
+  };
+  const TempDirectory directory;
+  Config config = config_with(directory.path(), 4);
+  config.placement = {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost};
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  Engine engine(config, long_model(), *device);
+  Failing failing;
+  EXPECT_EQ(expect_error(ErrorCode::kDamaged, [&] { engine.restore(failing); }),
+            "b.weight is gone");
+  engine.initialize([](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
+    Formula().read(tensor, StateKind::kMaster, first, values);
+  });
+  for (const TensorPlace& tensor : engine.tensors()) {
+    std::vector<float> values(tensor.element_count);
+    engine.read_state(tensor.id, StateKind::kExpAvgSq, 0,
+                      std::as_writable_bytes(std::span(values)));
+    EXPECT_EQ(std::ranges::count(values, 0.0f), static_cast<std::ptrdiff_t>(values.size()))
+        << tensor.name;
+  }
+}
+
 // The writes of an engine, by place.
 using Written = std::map<std::pair<int, std::uint64_t>, std::vector<std::byte>>;
 
