@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Builds what checks Sluice on a GPU here, and packs it for a machine that has neither compilers nor this repository:
-#   tools/gpu_pack.sh [--torchao WHEEL|none] [--architectures LIST] [--jobs N] ARCHIVE.tar.gz
+#   tools/gpu_pack.sh [--torchao WHEEL|none] [--wheel WHEEL] ... [--architectures LIST] [--jobs N] ARCHIVE.tar.gz
 #                                                                     builds in build/gpu_pack; at most 60 MiB
-#   tools/gpu_pack.sh [--torchao WHEEL|none] --built BUILD ARCHIVE.tar.gz|FOLDER
+#   tools/gpu_pack.sh [--torchao WHEEL|none] [--wheel WHEEL] ... --built BUILD ARCHIVE.tar.gz|FOLDER
 #                                                                     of a build tree that is there
 #   there: tar -xzf ARCHIVE.tar.gz && sluice_gpu/run.sh OUT
 # LIST: the CUDA architectures of the code; default: sm_80, 89, 90, 100 and 120, and PTX. The archive holds the command, the
 # programs of the GPU's tests, the libraries that they need, the package for PyTorch with its tests, and tools/gpu/run.sh.
 # An archive also holds torchao's wheel, whose optimizer in host memory is a yardstick: WHEEL, or the one that
-# tools/gpu/torchao.txt names, which pip brings. The C library there must be no older than this machine's. With a FOLDER
+# tools/gpu/torchao.txt names, which pip brings. Each --wheel comes along, too: DeepSpeed and what it needs, for a comparison.
+# The C library there must be no older than this machine's. With a FOLDER
 # nothing is stripped, no library copied and nothing brought.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,10 +22,12 @@ jobs=$(nproc)
 build=
 target=
 torchao=
+wheels=()
 while [[ $# -gt 0 ]]; do
   case $1 in
     --architectures) architectures=${2:-} && shift ;;
     --torchao) torchao=${2:-} && shift ;;
+    --wheel) wheels+=("$(realpath "${2:-}")") && shift ;;
     --jobs) jobs=${2:-} && shift ;;
     --built) build=$(realpath "${2:-}") && shift ;;
     --help | -h) usage && exit 0 ;;
@@ -85,6 +88,8 @@ elif [[ -z $torchao && $is_archive == yes ]]; then
   }
 fi
 
+for wheel in "${wheels[@]}"; do cp "$wheel" "$folder/wheel/"; done
+
 # Opened at run time for ranks that mpirun starts.
 if [[ -e $build/lib/sluice/libsluice_mpi.so ]]; then
   mkdir "$folder/lib/sluice"
@@ -101,7 +106,7 @@ if [[ $is_archive == yes ]]; then
   done
   find "$folder/lib" -name '*.so*' -exec strip --strip-unneeded {} +
 fi
-cp tools/gpu/run.sh tools/gpu/torch_step.py tools/gpu/small.json tests/tools/cli/exactness.py tests/tools/cli/cli_support.py "$folder/"
+cp tools/gpu/run.sh tools/gpu/torch_step.py tools/gpu/page_locking.py tools/gpu/small.json tests/tools/cli/exactness.py tests/tools/cli/cli_support.py "$folder/"
 cp -r python/tests "$folder/python_tests"
 rm -rf "$folder/python_tests/__pycache__"
 cat docs/*.md >"$folder/text.txt"

@@ -5,7 +5,8 @@
 # Parts, in the order of what they are worth; each ends by itself within 8 minutes:
 #   first      the tests of the device and its kernels, 20 training steps, the updates of CPU and GPU compared by hash
 #   python     the tests of the package for PyTorch, those with parameters on the GPU first
-#   torch      PyTorch's step of GPT-2: fused AdamW, torchao's optimizer in host memory, and Sluice's
+#   torch      page-locked memory; PyTorch's step of GPT-2 and Llama: fused AdamW, and torchao's optimizer, DeepSpeed's
+#              and Sluice's in host memory and on storage
 #   bench      copies, Adam, drive, and steps of GPT-2 124M and 1.5B in four placements
 #   tests      training in every placement, the exactness matrix, two ranks on one GPU
 #   bench7b    the steps of a 7B model
@@ -246,11 +247,27 @@ add_torchao() {
     export PYTHONPATH=$work/torchao${PYTHONPATH:+:$PYTHONPATH}
 }
 
+# DeepSpeed, for one, and what it needs.
+add_wheels() {
+  local wheel
+  for wheel in "$here"/wheel/*.whl; do
+    [[ ! -e $wheel || ${wheel##*/} == torchao-* || ${wheel##*/} == sluice* ]] && continue
+    step "unpack ${wheel##*/}" 60 "$python" -m zipfile -e "$wheel" "$work/wheels" &&
+      export PYTHONPATH=$work/wheels${PYTHONPATH:+:$PYTHONPATH}
+  done
+}
+
 run_torch() {
   has_torch || return
   add_torchao
+  add_wheels
   add_package || true  # torch's own optimizer is a yardstick by itself
-  step "PyTorch's own step" 450 "$python" "$here/torch_step.py" --seconds 400 --path "$work" --json "$out/torch_step.json"
+  step "page-locked memory" 40 "$python" "$here/page_locking.py"
+  local shape
+  for shape in 1.5B llama-1.1B 124M 7B; do
+    step "PyTorch's step, $shape" 170 "$python" "$here/torch_step.py" --shape "$shape" --seconds 130 --path "$work" \
+      --json "$out/torch_step_$shape.json"
+  done
 }
 
 # two_ranks shared|hosts [SECTION.KEY=VALUE...]: two ranks that meet without MPI. NCCL takes two ranks on one GPU where it is

@@ -118,6 +118,8 @@ class Training:
 class DeepSpeedTraining:
 
     def __init__(self, model, zero):
+        if torch.cuda.is_available():  # its operators are compiled for this GPU alone
+            os.environ["TORCH_CUDA_ARCH_LIST"] = "{}.{}".format(*torch.cuda.get_device_capability())
         import deepspeed
         for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
             os.environ.setdefault(name, value)

@@ -40,7 +40,7 @@ class GpuCheckCase(CliCase):
 
     def packed(self, sluice, **programs):
         """A folder as tools/gpu_pack.sh makes it, of stand-ins."""
-        for name in ("run.sh", "torch_step.py", "small.json"):
+        for name in ("run.sh", "torch_step.py", "page_locking.py", "small.json"):
             os.makedirs(self.path("pack/bin"), exist_ok=True)
             shutil.copy(os.path.join(SOURCE, "tools", "gpu", name), self.path("pack"))
         self.write_program("pack/bin/sluice", sluice)
@@ -212,11 +212,16 @@ class GpuCheckCase(CliCase):
         os.makedirs(self.path("pack/wheel"))
         with open(self.path("pack/wheel/torchao-0.18.0-cp310-abi3-linux.whl"), "wb"):
             pass
+        with open(self.path("pack/wheel/other-1.0-py3-none-any.whl"), "wb"):
+            pass
         code, text = self.script(run, "--only", "torch", "out", PATH=path)
         self.assertEqual(code, 0, text)
         steps = self.results("torch")
         self.assertEqual(steps["unpack torchao-0.18.0-cp310-abi3-linux.whl"], ("passed", "unpacked"))
-        self.assertIn("/torchao", steps["PyTorch's own step"][1])
+        self.assertEqual(steps["unpack other-1.0-py3-none-any.whl"], ("passed", "unpacked"))
+        for shape in ("1.5B", "llama-1.1B", "124M", "7B"):
+            self.assertIn("/torchao", steps[f"PyTorch's step, {shape}"][1])
+            self.assertIn("/wheels", steps[f"PyTorch's step, {shape}"][1])
 
     def test_the_archive_runs_in_a_bare_root(self):
         """Without compilers, libraries of Sluice's, Python and the repository: bash, coreutils and grep with their libraries."""
