@@ -21,10 +21,10 @@ from .engine import Config, logger, read_config, warn_of_memory
 from .errors import OPTIMIZER_NOT_COPIED, ArgumentError, NonFiniteError, OutOfMemoryError, SluiceError
 from .optim_state import Entry, States
 from .optimizer import UPDATES
-from .processes import processes_of_launcher
+from .processes import granted_cores, processes_of_launcher, require_member
 from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits, total_norm
 from .units import is_of_torch
-from .waits import Waits
+from .waits import Parameters, Waits
 
 GRADIENT_BYTES = 64 << 20  # of updates under way, in backward or over copies: enough for a drive to be busy
 _MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampening")
@@ -93,6 +93,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._hooks: "list[Any]" = []                # handles of those on parameters
         self._module_hooks: "list[Any]" = []         # handles of those on modules, which copies of a model share
         self._of_module: "weakref.WeakKeyDictionary[nn.Module, list[int]]" = weakref.WeakKeyDictionary()  # whose forward waits for these
+        self._read: "weakref.WeakKeyDictionary[nn.Module, Optional[Parameters]]" = weakref.WeakKeyDictionary()  # wait where one is read
+        self._is_marked = False                      # they know that updates may be writing them
         self._called: "set[int]" = set()             # since the last step(), their modules' forward has run
         self._called_before: "set[int]" = set()      # in the step before it
         self._has_others = False                     # they may have to be waited for
@@ -138,7 +140,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def _with_threads(self, gpu: Optional[int]) -> "dict[str, Any]":
         """The config with the default of run.threads: the cores of this process, but half of them where torch computes on the
         others meanwhile, and all but one where that one launches the work of a GPU."""
-        cores = (os.cpu_count() or 1) // processes_of_launcher()
+        cores = granted_cores() // processes_of_launcher()
         is_overlapped = self._gradients == "backward" or self._overlap == "forward"
         threads = cores - 1 if gpu is not None else cores // 2 if is_overlapped else cores
         return {**self._settings, "run": {"threads": max(1, threads), **self._settings.get("run", {})}}
@@ -146,7 +148,12 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def _find_group(self, shard: Optional[bool], process_group: Any) -> Optional[ProcessGroup]:
         parameters = [p for group in self.param_groups for p in group["params"]]
         is_there = dist.is_available() and dist.is_initialized()
-        if shard is False or (not is_there and process_group is None and shard is None):
+        if process_group is not None:
+            if shard is False:
+                raise ArgumentError("process_group names the processes to shard over, and shard=False shards over none; leave one of the two "
+                                    "out")
+            require_member(process_group, "process_group")
+        if shard is False or (not is_there and shard is None):
             return None
         if not is_there:
             raise ArgumentError("shard=True needs torch.distributed.init_process_group()")
@@ -163,7 +170,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
                                 "bits would depend on the number of processes; use shard=False, or fp32 moments")
         if self._gradients == "backward":
             raise ArgumentError("gradients=\"backward\" takes gradients before they have been reduced over the process group; "
-                                "use gradients=\"step\", FSDP2, or shard=False where nothing is reduced")
+                                "use gradients=\"step\" or FSDP2; or shard=False, without DistributedDataParallel, where each process "
+                                "trains a model of its own")
         if self._overlap == "forward":
             raise ArgumentError("overlap=\"forward\" does not work with a state that is sharded over processes, whose "
                                 "parameters are gathered in step(); use shard=False")
@@ -312,6 +320,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def _begin(self, shares: "list[tuple[Share, dict[str, Any]]]", scale: float = 1.0) -> None:
         assert self._engine is not None
         steps, counted = [self.state[share.parameter].steps for share, _ in shares], self._begun_elements
+        self._mark()
         try:
             with self._counting:  # another thread may wait for what is kept, and drop it: it has to have begun
                 self._engine.begin([self._update(share, group, scale) for share, group in shares])
@@ -339,6 +348,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         original, values = self._copies.pop(index, (None, None))
         if original is not None:
             original.copy_(values)
+        elif self._overlap == "forward":  # autograd refuses a graph that has read it since the update began
+            torch.autograd.graph.increment_version(self._keep[index][1])
         self._forget(index)
 
     def _forget(self, index: int) -> None:
@@ -469,8 +480,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if share is None or group is None:  # taken out of param_groups: as in torch, its gradient is not used
             return
         if id(p) in self._taken:
+            p.grad = None  # or step() would use it, too
             raise ArgumentError(f"{share.name} has got a second gradient before step(); with gradients=\"backward\" the "
-                                "first is used already. Accumulate with gradients=\"step\"")
+                                "first is used already, and the second is dropped. Accumulate with gradients=\"step\"")
         with torch.no_grad():
             self._wait_for([share.index])  # of the step before, with overlap="forward"
         if self.clip_norm is None:
@@ -494,6 +506,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if scaler:  # behind unscale_(), grad_scale is None
             raise ArgumentError("a GradScaler has scaled gradients that gradients=\"backward\" has used already; use "
                                 "gradients=\"step\" with it, or bf16 without it")
+        self._require_not_written()
         if self._overlap != "forward":
             self.synchronize()
         self._taken.clear()
@@ -502,6 +515,17 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._held.clear()
         assert self._engine is not None
         self._engine.log_notes()
+
+    def _require_not_written(self) -> None:
+        """Whatever writes p.grad behind the hook has a gradient of the same step."""
+        written = [self._shares[id(p)].name for group in self.param_groups for p in group["params"]
+                   if id(p) in self._taken and p.grad is not None]
+        if written:
+            does = "use both" if self.clip_norm is None else "drop one of them"
+            raise ArgumentError(f"{written[0]}{f' and {len(written) - 1} others' if len(written) > 1 else ''}: p.grad has been written after "
+                                f"backward() has brought the gradient of this step, and step() would {does}. With gradients=\"backward\" "
+                                "nothing else may write it, such as DistributedDataParallel or an all-reduce of the program: use "
+                                "gradients=\"step\". p.grad = None drops what was written")
 
     def answer_clipping(self, max_norm: float, *_: Any) -> Any:
         """For guards.py: clip_grad_norm_ was called on parameters whose gradients have gone."""
@@ -528,7 +552,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
                                 "for step(), too")
 
     def answer_wrapping(self, processes: Optional[int]) -> None:
-        """For guards.py: the model was given to DistributedDataParallel, which needs the gradients that this takes."""
+        """For guards.py: the model was given to DistributedDataParallel, or runs in it, which needs the gradients that this takes."""
         raise ArgumentError("DistributedDataParallel around a model whose optimizer has gradients=\"backward\": the gradients "
                             "would be taken before their mean is there; use gradients=\"step\"")
 
@@ -536,6 +560,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
 
     def _wait_in_forward(self, modules: nn.Module) -> None:
         for module in modules.modules():
+            self._read[module] = Parameters.wait_in(module, self._wait_for_read)
             self._module_hooks += [module.register_forward_pre_hook(Waits(self, module, self._wait_for_module), prepend=True),
                                    module.register_state_dict_pre_hook(Waits(self, module)),
                                    module.register_load_state_dict_pre_hook(Waits(self, module))]
@@ -555,14 +580,36 @@ class DetachedOptimizer(torch.optim.Optimizer):
                                              if id(p) in self._shares]
         self._called.update(own)
         if not self._keep:
+            self._end_marking(module)
             return
         if self._has_others:
             self._has_others = False
             self._wait_for([index for index in self._keep if index not in self._called_before])
         self._wait_for(own)
+        self._end_marking(module)
         if not self._keep:
             assert self._engine is not None
             self._engine.log_notes()
+
+    @torch.no_grad()
+    def _wait_for_read(self, parameters: "Iterable[Any]") -> None:
+        """Waits for a module's own parameters, of which one is read, as by a module that runs before it."""
+        self._is_marked = False
+        self._wait_for([self._shares[id(p)].index for p in parameters if id(p) in self._shares])
+
+    def _mark(self) -> None:
+        """Updates begin: from now on the modules' parameters wait where they are read."""
+        if not self._is_marked:
+            self._is_marked = True
+            for parameters in self._read.values():
+                if parameters is not None:
+                    parameters.is_pending = True
+
+    def _end_marking(self, module: nn.Module) -> None:
+        """A read of `module`'s own parameters needs no wait now. So what torch.compile makes of its forward has none in it."""
+        parameters = self._read.get(module)
+        if parameters is not None and parameters.is_pending:
+            parameters.is_pending = self._is_marked = False
 
     def _wait_for(self, indices: "list[int]") -> None:
         assert self._engine is not None
@@ -609,18 +656,19 @@ class DetachedOptimizer(torch.optim.Optimizer):
             raise ValueError("loaded state dict has param_groups of "
                              f"{[len(group['params']) for group in saved]} parameters, the optimizer of "
                              f"{[len(group['params']) for group in self.param_groups]}")
-        for other in saved:
-            self._check_group(other)
-        for group, other in zip(self.param_groups, saved):
-            group.update({key: value for key, value in other.items() if key not in ("params", "param_names")})
         keys = chain.from_iterable(group["params"] for group in saved)
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        groups = {id(p): group for group in self.param_groups for p in group["params"]}
-        for key, p in zip(keys, parameters):
-            if id(p) in self._without_state:
-                continue
-            self.state[p].add_kinds(self._moments(groups[id(p)]))
-            self.state[p].load(state_dict["state"].get(key, {}))
+        values = {p: state_dict["state"].get(key, {}) for key, p in zip(keys, parameters) if id(p) not in self._without_state}
+        for other in saved:  # all is checked before anything is changed
+            self._check_group(other)
+        for p, given in values.items():
+            self.state[p].check(given)
+        for group, other in zip(self.param_groups, saved):
+            group.update({key: value for key, value in other.items() if key not in ("params", "param_names")})
+            for p in group["params"]:
+                if p in values:
+                    self.state[p].add_kinds(self._moments(group))
+                    self.state[p].load(values[p])
         self._has_loaded = True
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
@@ -648,6 +696,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._remove_hooks()
             for hook in self._module_hooks:
                 hook.remove()
+            for module in self._read:
+                Parameters.end_in(module, self._wait_for_read)
             guards.disown((p for group in self.param_groups for p in group["params"]), self)
 
     def __del__(self) -> None:

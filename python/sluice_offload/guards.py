@@ -89,8 +89,21 @@ def _install() -> None:
 
     zero_grad.__doc__ = original_zero.__doc__
     nn.Module.zero_grad = zero_grad  # type: ignore[method-assign]
+    wrapper: Any = torch.nn.parallel.DistributedDataParallel
+    original_forward = wrapper.forward
+
+    @functools.wraps(original_forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A wrapper that was made before the optimizer writes the mean of gradients that the optimizer takes."""
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            for owner in owners_of(self.parameters()):
+                if owner.leaves_parameters:
+                    owner.answer_wrapping(None)
+        return original_forward(self, *args, **kwargs)
+
+    wrapper.forward = forward
     # A __new__ that returns something else than a wrapper keeps Python from calling the wrapper's __init__.
-    torch.nn.parallel.DistributedDataParallel.__new__ = staticmethod(_wrap)  # type: ignore[method-assign, assignment]
+    wrapper.__new__ = staticmethod(_wrap)
 
 
 def _put_around(name: str, guard: "Callable[..., Any]") -> None:

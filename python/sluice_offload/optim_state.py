@@ -1,8 +1,9 @@
 """`optimizer.state` of a detached optimizer: one entry per parameter, never empty, whose tensors are read when they are asked
 for and set when they are assigned."""
 
-from collections.abc import MutableMapping
-from typing import Any, Iterator, Mapping
+import contextlib
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Iterator
 
 import torch
 
@@ -10,6 +11,12 @@ from . import library as lib
 from .detached import Detached
 from .errors import ArgumentError
 from .shares import Share
+
+
+def _is_count(value: Any) -> bool:
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        return int(value) >= 0
+    return False
 
 
 class Entry(MutableMapping[str, Any]):
@@ -78,10 +85,19 @@ class Entry(MutableMapping[str, Any]):
         return len(self._kinds) + self._has_step
 
     def check(self, values: "Mapping[str, Any]") -> None:
+        """Raises ArgumentError for what load() cannot set."""
+        if not isinstance(values, Mapping):
+            raise ArgumentError(f"the state of {self._share.name} is a mapping from names to tensors, not {type(values).__name__}")
         unknown = [key for key in values if key not in self and key not in self._known and key not in ("step", "master")]
         if unknown:
             raise ArgumentError(f"the state of {self._share.name} has {', '.join(map(repr, unknown))}, which this optimizer "
                                 f"does not keep; it keeps {', '.join(self)}")
+        for key, value in values.items():
+            if key == "step":
+                if self._has_step and not _is_count(value):
+                    raise ArgumentError(f"the state of {self._share.name} has {value!r} as its step, which is a number of updates")
+            elif value is not None and (key in self._kinds or key in self._known):
+                self._share.check_like(value, f"{key!r} in the state of {self._share.name}")
 
     def load(self, values: "Mapping[str, Any]") -> None:
         """Sets all of it. Missing values are as at the beginning; a missing master is the parameter."""
@@ -113,7 +129,7 @@ class States(dict[Any, Any]):
         others = [key for key in values if key not in self]
         if others:
             raise ArgumentError(f"{len(others)} of the {len(values)} keys of the new state are not parameters of the optimizer")
-        for parameter in values:
+        for parameter in values:  # all, before the first is changed
             self[parameter].check(values[parameter])
         for parameter, entry in self.items():
             entry.load(values[parameter] if parameter in values else {})

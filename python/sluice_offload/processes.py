@@ -16,8 +16,10 @@ import torch.distributed as dist
 
 from .errors import ArgumentError, RanksError
 
-# The number of processes and this one's, as launchers name them: torchrun, mpirun of Open MPI, mpirun of MPICH and Intel.
-_LAUNCHERS = (("WORLD_SIZE", "RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
+# The number of processes and this one's, as launchers name them: torchrun, mpirun of Open MPI, mpirun of MPICH and Intel, srun.
+# SLURM_NTASKS is no such name: a program that sbatch or salloc starts alone has it, too.
+_LAUNCHERS = (("WORLD_SIZE", "RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"),
+              ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"))
 _OF_HOST = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # how many of them this host has
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
 _meetings = 0
@@ -119,6 +121,38 @@ def processes_of_host(world: Optional[World], group: Any) -> int:
     return known if group is None else max(known, processes_of_launcher())
 
 
+def granted_cores(proc: str = "/proc/self", cgroups: str = "/sys/fs/cgroup") -> int:
+    """How many cores this process may use, as base/topology.h counts them: those in the affinity mask of its threads, within the CPU
+    quota of its cgroups; at least 1. A quota of 1.5 cores counts as 1."""
+    usable: "set[int]" = set()
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended
+            usable |= os.sched_getaffinity(int(thread))
+    return max(1, min(len(usable), int(min(_quotas(proc, cgroups), default=len(usable)))))
+
+
+def _quotas(proc: str, cgroups: str) -> "Iterator[float]":
+    """The CPU quota of each cgroup that this process is in, in cores. Inside a container, a path may be the host's: the mount itself is
+    the container's group then."""
+    folders: "list[str]" = []
+    with contextlib.suppress(OSError), open(f"{proc}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:  # "0::/user.slice" of version 2, "4:cpu,cpuacct:/docker/1f" of version 1
+            _, names, path = line.rstrip("\n").split(":", 2)
+            if not names or "cpu" in names.split(","):
+                parts = path.split("/")
+                folders += [cgroups + ("/cpu" if names else "") + "/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    for folder in folders:
+        for texts in (_words(f"{folder}/cpu.max"), _words(f"{folder}/cpu.cfs_quota_us") + _words(f"{folder}/cpu.cfs_period_us")):
+            if len(texts) == 2 and all(text.isdigit() for text in texts) and int(texts[1]):  # "max" and "-1" are no quota
+                yield int(texts[0]) / int(texts[1])
+
+
+def _words(path: str) -> "list[str]":
+    with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+        return file.readline().split()
+    return []
+
+
 def processes_of_launcher() -> int:
     """How many processes the launcher says that it has started on this host; 1 where there is none."""
     counts = [os.environ.get(name, "") for name in _OF_HOST]
@@ -153,7 +187,8 @@ def find_world(timeout_s: float, group: Any = None) -> Optional[World]:
         raise ArgumentError(f"the launcher has started {size} processes ({size_name}), but does not say how they find "
                             f"each other: {', '.join(missing)}. Start with torchrun; or set MASTER_ADDR and MASTER_PORT "
                             "to an address and a free port of the first process's host; or call "
-                            "torch.distributed.init_process_group() before offload()")
+                            "torch.distributed.init_process_group() before offload(). If each process trains a model of its own, take "
+                            f"{size_name} out of its environment")
     return _world_of_store(int(os.environ[rank_name]), size, timeout_s)
 
 

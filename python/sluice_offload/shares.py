@@ -40,7 +40,7 @@ def total_norm(gradients: "list[torch.Tensor]") -> torch.Tensor:
     for gradient in gradients:
         mesh = gradient.device_mesh if is_distributed_tensor(gradient) else None  # type: ignore[attr-defined]
         by_mesh.setdefault(mesh, []).append(gradient)
-    norms: "list[Any]" = [torch.nn.utils.get_total_norm(some, foreach=False) for some in by_mesh.values()]
+    norms: "list[Any]" = [torch.nn.utils.get_total_norm(some) for some in by_mesh.values()]
     norms = [norm.full_tensor() if is_distributed_tensor(norm) else norm for norm in norms]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
@@ -106,11 +106,16 @@ class Share:
         p: Any = self.parameter
         return DTensor.from_local(values.to(local_of(p).device), p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
+    def check_like(self, values: Any, words: str) -> None:
+        """Raises ArgumentError unless `values`, called `words`, is a tensor like the parameter."""
+        if not isinstance(values, torch.Tensor):
+            raise ArgumentError(f"{words} is of {type(values).__name__}; it has to be a tensor of shape {tuple(self.parameter.shape)}")
+        if tuple(values.shape) != tuple(self.parameter.shape):
+            raise ArgumentError(f"{words} has shape {tuple(values.shape)}, but the parameter has {tuple(self.parameter.shape)}")
+
     def part(self, values: torch.Tensor) -> torch.Tensor:
         """The other way round: these elements of a tensor like the parameter."""
-        if tuple(values.shape) != tuple(self.parameter.shape):
-            raise ArgumentError(f"the state of {self.name} has shape {tuple(values.shape)}, but the parameter has "
-                                f"{tuple(self.parameter.shape)}")
+        self.check_like(values, f"the state of {self.name}")
         p: Any = self.parameter
         if is_distributed_tensor(p):
             given: Any = values

@@ -1,7 +1,8 @@
-"""Hooks of modules whose parameters an update under way still writes (overlap="forward" of sluice_offload.optim)."""
+"""Waits in modules whose parameters an update under way still writes (overlap="forward" of sluice_offload.optim)."""
 
 import weakref
-from typing import Any, Callable, Optional
+from collections import OrderedDict
+from typing import Any, Callable, Iterable, Optional
 
 import torch
 from torch import nn
@@ -36,3 +37,46 @@ class Waits:
     def __reduce__(self) -> Any:
         raise ArgumentError("a model whose optimizer has overlap=\"forward\" cannot be pickled, for its hooks belong to the optimizer; "
                             "save its state_dict()")
+
+
+class Parameters(dict[str, Any]):
+    """In the place of a module's `_parameters`. A read of one as an attribute of the module waits for the module's own, whichever module
+    reads it. To go through all of them, as zero_grad() does, waits for none. Copies are plain dictionaries."""
+
+    def __init__(self, parameters: "dict[str, Any]") -> None:
+        super().__init__(parameters)
+        self.is_pending = False  # an update may be writing them
+        self._waits: "list[Callable[[Iterable[Any]], None]]" = []
+
+    def __getitem__(self, name: str) -> Any:
+        if self.is_pending:
+            self._wait()
+        return super().__getitem__(name)
+
+    @torch._disable_dynamo
+    def _wait(self) -> None:
+        for wait in self._waits:
+            wait(self.values())
+        self.is_pending = False
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self.items()),)
+
+    @staticmethod
+    def wait_in(module: nn.Module, wait: "Callable[[Iterable[Any]], None]") -> "Optional[Parameters]":
+        """From now on `wait` is called with `module`'s own parameters where one is read and is_pending. Returns what is in their place."""
+        own = module.__dict__.get("_parameters")
+        if type(own) in (dict, OrderedDict):
+            own = module.__dict__["_parameters"] = Parameters(own)
+        if not isinstance(own, Parameters):
+            return None
+        own._waits.append(wait)
+        return own
+
+    @staticmethod
+    def end_in(module: nn.Module, wait: "Callable[[Iterable[Any]], None]") -> None:
+        own = module.__dict__.get("_parameters")
+        if isinstance(own, Parameters):
+            own._waits = [other for other in own._waits if other != wait]
+            if not own._waits:
+                module.__dict__["_parameters"] = dict(own.items())

@@ -190,6 +190,44 @@ def disagreement(folder):
     ours.close()
 
 
+def of_others(folder):
+    """A process group without this process is refused there, and so is one beside shard=False."""
+    group = dist.new_group([0])
+    p = nn.Parameter(torch.ones(100))
+    try:
+        optim.AdamW([p], process_group=group, config=config(folder)).close()
+        assert dist.get_rank() == 0, "a process group without this process was accepted"
+    except sluice.ArgumentError as error:
+        assert dist.get_rank() != 0 and "process_group: this process, rank 1 of 2, is not in that group" in str(error), error
+    try:
+        optim.AdamW([p], process_group=dist.group.WORLD, shard=False, config=config(folder))
+        raise AssertionError("a process group beside shard=False was accepted")
+    except sluice.ArgumentError as error:
+        assert "shards over none" in str(error)
+
+
+def wrapped_before(folder):
+    """DistributedDataParallel that was made before gradients="backward" takes the gradients which it reduces."""
+    rank = dist.get_rank()
+    for clip_norm in (None, 1.0):
+        model = nn.Linear(3, 2)
+        with torch.no_grad():
+            model.weight.fill_(1)
+        wrapped = DistributedDataParallel(model)
+        ours = optim.SGD(model.parameters(), lr=1.0, gradients="backward", shard=False, clip_norm=clip_norm, config=config(folder))
+        with torch.no_grad():
+            wrapped(torch.ones(1, 3))  # an evaluation
+        try:
+            wrapped(torch.full((1, 3), 1.0 + rank))
+            raise AssertionError("a forward whose gradients are both taken and reduced was accepted")
+        except sluice.ArgumentError as error:
+            assert "DistributedDataParallel around a model whose optimizer has gradients=\"backward\"" in str(error), error
+        assert model.weight.eq(1).all()
+        ours.close()
+        wrapped(torch.full((1, 3), 1.0 + rank)).sum().backward()  # it is torch's again
+        assert model.weight.grad.eq(1.5).all()
+
+
 def misplaced(folder):
     """A gradient that is placed otherwise than its parameter, as a sum that tensor parallelism leaves to be made, counts as in torch."""
     size = dist.get_world_size()
@@ -397,7 +435,7 @@ def fsdp_tp(folder):
     compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
 
 
-CASES = {2: (ddp, ddp_state, disagreement, misplaced, flat, two_meshes, fsdp, reshard, switched, tp),
+CASES = {2: (ddp, ddp_state, disagreement, of_others, wrapped_before, misplaced, flat, two_meshes, fsdp, reshard, switched, tp),
          4: (ddp, ddp_state, two_meshes, hsdp, fsdp_tp)}
 # torch 2.6's own FSDP2 fails in forward on the CPU, whose streams record no events there.
 FSDP_RUNS = hasattr(torch.cpu.Stream, "record_event")

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import sluice_offload as sluice
 from conftest import batch, tiny, worst
-from sluice_offload import optim
+from sluice_offload import detached_base, optim
 
 # Rounding alone decides the direction in which the bias of attention's keys goes: softmax does not see it.
 UNSEEN = "attention.in_proj_bias"
@@ -276,7 +276,7 @@ def test_whether_a_state_has_a_key_reads_nothing(place, monkeypatch):
     ours = optim.AdamW([p], config=place())
     monkeypatch.setattr(ours._engine, "read", lambda *_: pytest.fail("has read"))
     assert [key in ours.state[p] for key in ("step", "exp_avg", "master", "max_exp_avg_sq")] == [True, True, True, False]
-    ours.state[p].check(dict.fromkeys(("step", "exp_avg", "exp_avg_sq", "master")))
+    ours.state[p].check({"step": 0, **dict.fromkeys(("exp_avg", "exp_avg_sq", "master"))})
     ours.close()
 
 
@@ -351,7 +351,11 @@ def test_another_mapping_replaces_the_state_as_in_torch(place):
     assert_same_way(ours_of, theirs_of, start)
     before = ours.state[ours_of.positions]["exp_avg"]
     for wrong, word in ((None, "mapping"), ({torch.ones(1): {}}, "1 of the 1 keys"),
-                        ({ours_of.positions: {}, ours_of.norm.bias: {"max_exp_avg_sq": 1}}, "max_exp_avg_sq")):
+                        ({ours_of.positions: {}, ours_of.norm.bias: {"max_exp_avg_sq": 1}}, "max_exp_avg_sq"),
+                        ({ours_of.positions: {}, ours_of.norm.bias: {"exp_avg": torch.ones(7)}}, "exp_avg.*has shape .7,.*, but"),
+                        ({ours_of.positions: {}, ours_of.norm.bias: {"exp_avg": 1.0}}, "exp_avg.* is of float; it has to be a tensor"),
+                        ({ours_of.positions: {}, ours_of.norm.bias: {"step": math.nan}}, "nan as its step"),
+                        ({ours_of.positions: {}, ours_of.norm.bias: []}, "not list")):
         with pytest.raises(sluice.ArgumentError, match=word):
             ours.state = wrong
     assert torch.equal(before, ours.state[ours_of.positions]["exp_avg"]) and before.any()
@@ -468,6 +472,8 @@ def test_what_is_refused(place):
     refused("are arguments", lambda: optim.AdamW([p], config={"optimizer": {"type": "lion"}}))
     refused("float64", lambda: optim.AdamW([nn.Parameter(torch.ones(10, dtype=torch.float64))]))
     refused("init_process_group", lambda: optim.AdamW([p], shard=True))
+    refused("init_process_group", lambda: optim.AdamW([p], process_group=object()))
+    refused("shards over none", lambda: optim.AdamW([p], process_group=object(), shard=False))
     with pytest.raises(sluice.ConfigError, match="device"):
         optim.AdamW([p], config=place("device"))
     with pytest.raises(sluice.OutOfMemoryError, match="need 9[0-9]* KiB"):
@@ -494,6 +500,59 @@ def test_what_is_refused(place):
     refused("make a new optimizer", ours.step)
     p.data, p.grad = torch.ones(10), None
     ours.close()
+
+
+@pytest.mark.parametrize("wrong", ["shape", "kind", "entry"])
+def test_a_state_dict_that_is_refused_changes_nothing(place, wrong):
+    parameters = [nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(3))]
+    ours = optim.AdamW(parameters, lr=1e-3, config=place())
+    theirs = (torch.optim.SGD if wrong == "kind" else torch.optim.AdamW)(
+        [nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(3))], lr=77.0, **({"momentum": 0.9} if wrong == "kind" else {}))
+    for optimizer in (ours, theirs):
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.ones_like(p) * (1 if optimizer is ours else 2)
+        optimizer.step()
+    given = theirs.state_dict()
+    if wrong == "shape":
+        given["state"][1]["exp_avg"] = torch.zeros(7)
+    if wrong == "entry":
+        given["state"][1] = torch.zeros(3)
+    before = copy.deepcopy(ours.state_dict())
+    with pytest.raises(sluice.ArgumentError, match={"shape": r"'exp_avg' .*params.1. has shape .7,., but the parameter has .3,",
+                                                    "kind": "momentum_buffer", "entry": "not Tensor"}[wrong]):
+        ours.load_state_dict(given)
+    after = ours.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for key, entry in before["state"].items():
+        assert all(torch.equal(after["state"][key][name], value) for name, value in entry.items())
+    ours.close()
+
+
+def test_the_norm_is_taken_as_clip_grad_norm_takes_it(place, monkeypatch):
+    """torch's kernel for several tensors at a time, on a GPU, adds in another order."""
+    asked, original = [], nn.utils.get_total_norm
+    monkeypatch.setattr(nn.utils, "get_total_norm", lambda *args, **kwargs: asked.append((args[1:], kwargs)) or original(*args, **kwargs))
+    p = nn.Parameter(torch.ones(16))
+    ours = optim.AdamW([p], clip_norm=1.0, config=place())
+    p.grad = torch.ones(16)
+    ours.step()
+    assert asked == [((), {})] and ours.gradient_norm == 4
+    ours.close()
+
+
+def test_the_update_leaves_cores_to_torch(place, monkeypatch):
+    """A container may use fewer than the host has."""
+    monkeypatch.setattr(detached_base, "granted_cores", lambda: 8)
+    monkeypatch.setattr(detached_base, "processes_of_launcher", lambda: 1)
+    model = nn.Linear(4, 4)
+    for options, threads in (({}, 8), ({"gradients": "backward"}, 4), ({"overlap": "forward", "modules": model}, 4)):
+        ours = optim.AdamW(model.parameters(), config=place(), **options)
+        assert ours._with_threads(None)["run"]["threads"] == threads
+        assert ours._with_threads(0)["run"]["threads"] == 7
+        monkeypatch.setattr(detached_base, "processes_of_launcher", lambda: 4)
+        assert ours._with_threads(0)["run"]["threads"] == 1
+        monkeypatch.setattr(detached_base, "processes_of_launcher", lambda: 1)
+        ours.close()
 
 
 def test_loaded_hyperparameters_are_the_optimizers_own(place):

@@ -114,6 +114,7 @@ def test_what_backward_forbids(place):  # noqa: F811
     with pytest.raises(sluice.ArgumentError, match="second gradient before step"):
         model(*batch(1)).backward()
     ours.step()
+    assert {int(entry["step"]) for entry in ours.state.values()} == {1} and all(p.grad is None for p in model.parameters())
     model.zero_grad()
     with pytest.raises(sluice.ArgumentError, match="holds parameters whose gradients the engine has"):
         torch.optim.SGD(model.parameters(), lr=1.0).step()
@@ -121,6 +122,26 @@ def test_what_backward_forbids(place):  # noqa: F811
     scaler.scale(model(*batch(2))).backward()
     with pytest.raises(sluice.ArgumentError, match="GradScaler"):
         scaler.step(ours)
+    ours.close()
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_gradient_that_is_written_behind_backward_is_refused(place, clip_norm):  # noqa: F811
+    """Both would be used, or one would be lost."""
+    p = nn.Parameter(torch.ones(4))
+    ours = optim.SGD([("here", p)], lr=1.0, gradients="backward", clip_norm=clip_norm, config=place())
+    p.sum().backward()
+    p.grad = torch.ones(4)
+    with pytest.raises(sluice.ArgumentError, match="here: p.grad has been written after backward.* p.grad = None drops"):
+        ours.step()
+    assert p.grad.eq(1).all()
+    p.grad = None
+    ours.step()
+    expected = p.detach().clone()
+    torch.testing.assert_close(expected, torch.full((4,), 0.5 if clip_norm else 0.0))
+    p.sum().backward()
+    ours.step()
+    torch.testing.assert_close(p.detach(), expected - (0.5 if clip_norm else 1.0))
     ours.close()
 
 
@@ -387,6 +408,102 @@ def test_what_no_module_of_its_own_calls_is_waited_for_too(place):  # noqa: F811
     # A module of a group that was added later waits for its own.
     assert not pending[-1] & {ours._shares[id(p)].index for p in late.parameters()}
     ours.close()
+
+
+class Scaling(nn.Module):
+    """Reads the weight of another module, and not by calling it."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+        self.known = [other]
+
+    def forward(self, ids):
+        return nn.functional.embedding(ids, self.known[0].weight) * self.scale
+
+
+class ReadingAhead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.head = nn.Linear(64, 512)
+        self.first = Scaling(self.head)
+
+    def forward(self, ids):
+        return self.head(self.first(ids))
+
+
+@pytest.mark.parametrize("gradients", ["step", "backward"])
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+def test_a_weight_that_another_module_reads_first_is_waited_for(place, gradients, is_compiled):  # noqa: F811
+    model = ReadingAhead()
+    reference = copy.deepcopy(model)
+    ours = optim.AdamW(model.parameters(), lr=1e-2, gradients=gradients, overlap="forward", modules=model, config=place(host="2MiB"))
+    theirs = optim.AdamW(reference.parameters(), lr=1e-2, config=place(host="2MiB"))
+    index, pending = ours._shares[id(model.head.weight)].index, []
+    model.first.register_forward_pre_hook(lambda *_: pending.append(index in ours._keep))
+    model.first.register_forward_hook(lambda *_: pending.append(index in ours._keep))
+    if is_compiled:
+        model.first.forward = torch.compile(model.first.forward, backend="eager")
+    for step in range(4):
+        for net, optimizer in ((model, ours), (reference, theirs)):
+            net(torch.tensor([step, 511])).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert pending == [False, False, *[True, False] * 3]
+    with torch.inference_mode():
+        assert torch.equal(model(torch.arange(3)), reference(torch.arange(3)))
+    ours.synchronize()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(p, q)
+    ours.close()
+    assert all(type(module._parameters) is dict for module in (model, model.head, model.first, copy.deepcopy(model).head))
+
+
+def test_a_compiled_forward_has_no_waits_for_its_own_parameters(place):  # noqa: F811
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    ours = optim.AdamW(model.parameters(), overlap="forward", modules=model, config=place())
+    for layer in model:
+        layer.forward = torch.compile(layer.forward, backend="eager", fullgraph=True)
+    for _ in range(3):
+        model(torch.ones(1, 8)).sum().backward()
+        ours.step()
+        ours.zero_grad()
+    assert ours._keep
+    ours.close()
+
+
+def test_a_weight_that_is_read_too_early_fails_in_backward(place):  # noqa: F811
+    """One that the program keeps elsewhere than in a module."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    kept = [model[1].weight]
+    ours = optim.AdamW(model.parameters(), overlap="forward", modules=model, config=place(host="2MiB"))
+    for step in range(2):
+        loss = model(model[0](torch.ones(1, 64)) @ kept[0]).sum()
+        if step == 0:
+            loss.backward()
+            ours.step()
+            ours.zero_grad()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    ours.close()
+
+
+def test_two_optimizers_over_one_model_are_both_waited_for(place):  # noqa: F811
+    model = nn.Sequential(nn.Linear(8, 8))
+    both = [optim.AdamW([p], overlap="forward", modules=model, config=place()) for p in model.parameters()]
+    model(torch.ones(1, 8)).sum().backward()
+    for ours in both:
+        ours.step()
+    assert all(ours._keep for ours in both)
+    copied = copy.copy(model[0]).weight
+    assert copied is model[0].weight and not any(ours._keep for ours in both)
+    both[0].close()
+    model(torch.ones(1, 8)).sum().backward()
+    both[1].step()
+    assert both[1]._keep and model[0].bias is not None and not both[1]._keep
+    both[1].close()
+    assert type(model[0]._parameters) is dict
 
 
 def test_parts_of_a_model_are_saved_and_loaded_behind_the_update(place):  # noqa: F811

@@ -70,9 +70,48 @@ def test_number_and_rank_are_of_one_launcher(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
     assert (processes.own_rank(), processes.count_processes()) == (2, 4)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    assert processes.count_processes() == 4
     monkeypatch.delenv("OMPI_COMM_WORLD_RANK")
     with pytest.raises(sluice.ArgumentError, match="4 processes .OMPI_COMM_WORLD_SIZE., but does not say which one"):
         processes.own_rank()
+
+
+def test_processes_of_srun_that_cannot_meet_are_an_error(monkeypatch):
+    """Each would train a model of its own. A program that sbatch or salloc starts alone has a number of tasks, and is one process."""
+    for name in (*(name for launcher in processes._LAUNCHERS for name in launcher), "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert processes.find_world(0.3) is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert processes.find_world(0.3) is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert (processes.own_rank(), processes.count_processes()) == (3, 4)
+    with pytest.raises(sluice.ArgumentError, match=r"4 processes \(SLURM_STEP_NUM_TASKS\).*MASTER_ADDR, MASTER_PORT.*init_process_group"):
+        processes.find_world(0.3)
+
+
+@pytest.mark.parametrize("named, files, cores", [
+    ("0::/a/b\n", {}, 8), ("0::/a/b\n", {"a/b/cpu.max": "max 100000"}, 8), ("0::/a/b\n", {"a/b/cpu.max": "350000 100000"}, 3),
+    ("0::/a/b\n", {"a/b/cpu.max": "350000 100000", "a/cpu.max": "200000 100000"}, 2), ("0::/a/b\n", {"cpu.max": "150000 100000"}, 1),
+    ("0::/\n", {"cpu.max": "50000 100000"}, 1), ("0::/a\n", {"cpu.max": "6400000 100000"}, 8),
+    ("4:cpu,cpuacct:/d\n2:memory:/e\n", {"cpu/d/cpu.cfs_quota_us": "500000", "cpu/d/cpu.cfs_period_us": "100000"}, 5),
+    ("4:cpu,cpuacct:/d\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+    ("2:memory:/e\n", {"cpu/cpu.cfs_quota_us": "500000", "cpu/cpu.cfs_period_us": "100000"}, 8), (None, {}, 8)])
+def test_granted_cores_are_those_of_the_mask_within_the_quota(tmp_path, monkeypatch, named, files, cores):
+    masks = {thread: {1, 2} for thread in processes.os.listdir("/proc/self/task")}
+    masks[min(masks, key=int)] = {3, 5, 7, 9, 11, 13}  # a library binds each of its threads
+    monkeypatch.setattr(processes.os, "listdir", lambda _: [*masks, "0"])
+    masks["0"] = {1, 2}
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda thread: masks[str(thread)])
+    if named is not None:
+        (tmp_path / "cgroup").write_text(named)
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text + "\n")
+    assert processes.granted_cores(str(tmp_path), str(tmp_path / "root")) == cores
 
 
 def test_processes_of_other_groups_share_the_cores(monkeypatch):
