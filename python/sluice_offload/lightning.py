@@ -8,6 +8,7 @@ SluiceStrategy(config=..., units=...) names budgets and folders; the config may 
 """
 
 import contextlib
+import copy
 import os
 import shutil
 from typing import Any, Mapping, Optional, Sequence
@@ -15,6 +16,9 @@ from typing import Any, Mapping, Optional, Sequence
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from fsspec.core import url_to_fs
+from fsspec.utils import get_protocol
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import TrainerFn
@@ -64,6 +68,29 @@ def _refuse_averages(trainer: "pl.Trainer") -> None:
                 "where an offloaded module has none; leave it out, and average in a callback of "
                 "your own: read the parameters inside of `with sluice_offload.gathered(module):`, "
                 "and give the module the averages by module.load_state_dict()")
+
+
+def _local(path: Any) -> Optional[str]:
+    """A path of Lightning's, which may begin with file://, as one of the local file system; None where it is not in that."""
+    return str(url_to_fs(str(path))[1]) if get_protocol(str(path)) in ("file", "local") else None
+
+
+def _require_local(path: Any) -> str:
+    found = _local(path)
+    if found is None:
+        raise ArgumentError(f"{path} is not in the local file system, and the folder with the state of an offloaded module lies beside "
+                            "Lightning's checkpoint there; give ModelCheckpoint's dirpath, the Trainer's default_root_dir, "
+                            "save_checkpoint() and ckpt_path a local path, and copy a checkpoint together with its folder")
+    return found
+
+
+def _folder_in(root: str, name: str) -> Optional[str]:
+    """The folder `name`, or the newest if it is of the same step: where the same state is saved again, the engine keeps the second
+    folder alone."""
+    for found in (os.path.join(root, name), os.path.realpath(os.path.join(root, "latest"))):
+        if name and os.path.isdir(found) and os.path.basename(found).split(".")[0] == name.split(".")[0]:
+            return found
+    return None
 
 
 def _offloaded_already(kind: str) -> ArgumentError:
@@ -160,6 +187,10 @@ class SluiceStrategy(ParallelStrategy):
 
     def setup_optimizers(self, trainer: "pl.Trainer") -> None:
         _refuse_averages(trainer)
+        for callback in trainer.checkpoint_callbacks:
+            if getattr(callback, "dirpath", None) is not None:
+                _require_local(callback.dirpath)  # type: ignore[attr-defined]
+        self._synchronize_layers()
         before = self.optimizers, self.lr_scheduler_configs
         super().setup_optimizers(trainer)
         if len(self.optimizers) != 1:
@@ -167,6 +198,8 @@ class SluiceStrategy(ParallelStrategy):
         for scheduler in self.lr_scheduler_configs:
             require_rates_alone(scheduler.scheduler)
         given = self.optimizers[0]
+        if isinstance(given, OffloadOptimizer):
+            self._require_usable(trainer, given)
         if self.offloaded is None:
             self.offloaded = given if isinstance(given, OffloadOptimizer) else self._offload(trainer, given)
         elif given is not self.offloaded:
@@ -178,11 +211,35 @@ class SluiceStrategy(ParallelStrategy):
             rebind_scheduler(scheduler.scheduler, self.offloaded)
         self.optimizers = [self.offloaded]
 
+    def _synchronize_layers(self) -> None:
+        """The Trainer's sync_batchnorm, as Lightning's ddp does it: before there are optimizers."""
+        if self._layer_sync is None or self.world_size == 1 or hasattr(self.lightning_module, "_sluice"):
+            return
+        assert self.model is not None
+        is_normed = any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in self.model.modules())
+        if isinstance(self._layer_sync, TorchSyncBatchNorm) and is_normed and self.root_device.type == "cpu":
+            raise ArgumentError(f"sync_batchnorm=True on {self.world_size} processes on the CPU: torch's SyncBatchNorm computes on GPUs "
+                                "alone; leave it out, and each process normalizes by its own part of the batch")
+        self.model = self._layer_sync.apply(self.model)
+
+    def _require_usable(self, trainer: "pl.Trainer", given: OffloadOptimizer) -> None:
+        """Raises for an optimizer of the module's own offload() that clips otherwise than the Trainer says, or that Lightning's
+        checkpoints could not resume."""
+        if given._is_durable:
+            raise ArgumentError("configure_optimizers returned an optimizer with a durable store, which goes on from its own commits and "
+                                "not from Lightning's checkpoints; leave storage.state out of offload()'s config")
+        assert self.lightning_module is not None
+        bound = float(trainer.gradient_clip_val or 0)
+        if self.lightning_module.automatic_optimization and given.clip_norm != bound:
+            raise ArgumentError(f"the offloaded module's optimizer.clip_norm is {given.clip_norm}, but the Trainer's gradient_clip_val is "
+                                f"{trainer.gradient_clip_val}; give the Trainer gradient_clip_val={given.clip_norm}, or give offload() a "
+                                f"config with optimizer.clip_norm {bound}")
+
     def _offload(self, trainer: "pl.Trainer", given: Any) -> OffloadOptimizer:
         if hasattr(self.lightning_module, "_sluice"):
             raise _offloaded_already(type(self.lightning_module).__name__)
         found = self._given
-        settings = self._deepspeeds(found, trainer, given) if isinstance(found, DeepspeedConfig) else found
+        settings = self._deepspeeds(found, trainer, given) if isinstance(found, DeepspeedConfig) else copy.deepcopy(found)
         add_keys(settings, self._keys, "SluiceStrategy(): keys=")
         section = settings.setdefault("optimizer", {})
         section.setdefault("clip_norm", float(trainer.gradient_clip_val or 0))
@@ -237,13 +294,15 @@ class SluiceStrategy(ParallelStrategy):
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
         self._require_no_step()
-        root = os.fspath(filepath) + _STATE
+        root = _require_local(filepath) + _STATE
         checkpoint[_FOLDER] = os.path.basename(self.offloaded.save(root))
         super().save_checkpoint(checkpoint, filepath, storage_options)
         if self.is_global_zero:  # until here, Lightning's file of before goes with the folder of before
-            for name in os.listdir(root):
-                if name.startswith("step-") and name != checkpoint[_FOLDER]:
-                    shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+            old = [name for name in os.listdir(root) if name.startswith("step-") and name != checkpoint[_FOLDER]]
+            if old:
+                self.checkpoint_io.teardown()  # AsyncCheckpointIO waits for its files here, and raises where one could not be written
+            for name in old:
+                shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
     def on_train_start(self) -> None:
         """ModelCheckpoint forgets that the checkpoint from which training goes on is one: it would save that step again behind the
@@ -264,20 +323,24 @@ class SluiceStrategy(ParallelStrategy):
 
     def remove_checkpoint(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)
-        if self.is_global_zero:
-            shutil.rmtree(os.fspath(filepath) + _STATE, ignore_errors=True)
+        local = _local(filepath)
+        if self.is_global_zero and local is not None:
+            shutil.rmtree(local + _STATE, ignore_errors=True)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: Optional[bool] = None) -> "dict[str, Any]":
+        if self.offloaded is None:
+            return super().load_checkpoint(checkpoint_path, weights_only)
+        root = os.path.realpath(_require_local(checkpoint_path)) + _STATE  # of a link, beside its target
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        if self.offloaded is not None:
-            root = os.path.realpath(os.fspath(checkpoint_path)) + _STATE  # of a link, beside its target
-            if not os.path.isdir(root):
-                why = "the folder with the state is missing" if _FOLDER in checkpoint else "another strategy saved the file"
-                raise ArgumentError(f"{os.fspath(checkpoint_path)} has no folder {root} beside it: {why}. Copy it with the file, or begin "
-                                    "with the weights alone: give torch.load(path)[\"state_dict\"] of the file to load_state_dict() of a "
-                                    "new module, and call fit() without ckpt_path")
-            named = os.path.join(root, checkpoint.get(_FOLDER, "latest"))
-            self.offloaded.load_checkpoint(named if os.path.isdir(named) else os.path.join(root, "latest"))
+        name = checkpoint.get(_FOLDER, "")
+        folder = _folder_in(root, name)
+        if folder is None:
+            why = "the folder with the state is missing" if name else "another strategy saved the file"
+            missing = os.path.join(root, name) if name else root
+            raise ArgumentError(f"{checkpoint_path} has no folder {missing} beside it: {why}. Copy it with the file, or begin with the "
+                                "weights alone: give torch.load(path)[\"state_dict\"] of the file to load_state_dict() of a "
+                                "new module, and call fit() without ckpt_path")
+        self.offloaded.load_checkpoint(folder)
         return checkpoint
 
     def load_model_state_dict(self, checkpoint: "Mapping[str, Any]", strict: bool = True) -> None:

@@ -11,12 +11,14 @@ scheduler), but cannot resume.
 """
 
 import copy
+import inspect
 import itertools
 import os
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 import transformers
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -30,12 +32,23 @@ from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule
 from .schedulers import rebind_scheduler, require_rates_alone
 
+_NEEDED = "5.3"  # of transformers: the first whose create_optimizer() takes the model
 _STATE = "sluice"  # in each checkpoint's folder
 # The names, in messages about a DeepSpeed config, of the values that come from TrainingArguments.
 _NAMES = {"batch": "args.per_device_train_batch_size", "micro_batches": "args.gradient_accumulation_steps",
           "lr": "args.learning_rate", "betas": "[args.adam_beta1, args.adam_beta2]", "eps": "args.adam_epsilon",
           "weight_decay": "args.weight_decay", "clip_norm": "args.max_grad_norm", "precision": "the type by args.bf16 and args.fp16",
           "steps": "the number of steps by args", "warmup_steps": "args.warmup_steps"}
+
+
+def _require_new_enough(trainer: type) -> None:
+    if "model" not in inspect.signature(trainer.create_optimizer).parameters:  # type: ignore[attr-defined]
+        raise ImportError(f"sluice_offload.transformers needs transformers {_NEEDED} or newer, and {transformers.__version__} is "
+                          f"installed: pip install \"transformers>={_NEEDED}\". With older ones, give transformers.Trainer "
+                          "optimizers=(sluice_offload.offload(...), scheduler), which trains, and cannot resume")
+
+
+_require_new_enough(transformers.Trainer)
 
 
 def auto_values(args: "transformers.TrainingArguments", steps: Optional[int], model_config: Any) -> "dict[str, Any]":
@@ -91,6 +104,7 @@ class Trainer(transformers.Trainer):
         self._sluice_schedule: "Optional[dict[str, Any]]" = None  # the config of a schedule that is not `args`'
         self._sluice: Optional[OffloadOptimizer] = None
         self._sluice_restore: Optional[str] = None
+        self._sluice_weights: "Optional[dict[str, Any]]" = None  # while save_model() writes them
         for one in (self._sluice_given, self._sluice_keys):
             require_no_store({} if isinstance(one, DeepspeedConfig) else one, "Trainer()")
         super().__init__(*args, **kwargs)
@@ -108,6 +122,10 @@ class Trainer(transformers.Trainer):
         """transformers moves the model as a whole; offload() takes it from where it is. accelerate moves one that is evaluated
         before."""
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self._sluice_restore = None  # of a train() before that was refused
+        return super().train(*args, **kwargs)
+
     def _prepare_for_training(self, max_steps: int, *args: Any, **kwargs: Any) -> Any:
         self._sluice_steps = max_steps
         return super()._prepare_for_training(max_steps, *args, **kwargs)
@@ -117,7 +135,6 @@ class Trainer(transformers.Trainer):
         before, self._sluice = self._sluice, None
         if before is not None:
             before.close()
-        self._sluice_restore = None
         return super().call_model_init(trial)
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
@@ -179,6 +196,15 @@ class Trainer(transformers.Trainer):
         if isinstance(_inner(self.optimizer), OffloadOptimizer):
             return self._take_offloaded(_inner(self.optimizer))
         self._require_new()
+        before = self.optimizer
+        try:
+            self._offload_model(model)
+        except BaseException:
+            self.optimizer = before  # and no torch optimizer by the `args` of now, which the next train() would take
+            raise
+        return self.optimizer
+
+    def _offload_model(self, model: Any) -> None:
         found = self._sluice_given
         if isinstance(found, DeepspeedConfig):
             settings, given = self._deepspeeds(found, model)
@@ -200,11 +226,12 @@ class Trainer(transformers.Trainer):
         self.optimizer = self._sluice
         if self.lr_scheduler is not None:  # of optimizers=, over the optimizer that was given there
             rebind_scheduler(self.lr_scheduler, self._sluice)
-        return self.optimizer
 
     def _torch_optimizer(self, model: Any) -> torch.optim.Optimizer:
+        is_own = self.optimizer is None
         given = super().create_optimizer(model)
-        given.param_groups[:] = [group for group in given.param_groups if group["params"]]
+        if is_own:  # a scheduler of the program's counts the groups of its optimizer
+            given.param_groups[:] = [group for group in given.param_groups if group["params"]]
         return given
 
     def _deepspeeds(self, found: DeepspeedConfig, model: Any) -> "tuple[dict[str, Any], Any]":
@@ -240,9 +267,17 @@ class Trainer(transformers.Trainer):
             grad_norm = self._sluice.gradient_norm
         return super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
+    def save_model(self, output_dir: Optional[str] = None, _internal_call: bool = False) -> None:
+        """All processes read the model together, and the first one writes it. Older transformers call _save() on that one alone."""
+        self._sluice_weights = None if self._sluice is None else self.model.state_dict()
+        try:
+            super().save_model(output_dir, _internal_call)
+        finally:
+            self._sluice_weights = None
+
     def _save(self, output_dir: Optional[str] = None, state_dict: "Optional[dict[str, Any]]" = None) -> None:
         if self._sluice is not None and state_dict is None:
-            state_dict = self.model.state_dict()  # all processes read it together, and the first one writes it
+            state_dict = self.model.state_dict() if self._sluice_weights is None else self._sluice_weights
         super()._save(output_dir, state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -250,9 +285,11 @@ class Trainer(transformers.Trainer):
         if self._sluice is not None:
             self._sluice.save(os.path.join(output_dir, _STATE), keep=1)
 
-    def _take_checkpoint(self, folder: str) -> None:
-        """At once, or as soon as the model is offloaded."""
+    def _take_checkpoint(self, folder: str, files: "Sequence[str]" = ()) -> None:
+        """At once, or as soon as the model is offloaded. `files`: those of transformers that have to be there."""
         path = os.path.join(folder, _STATE, "latest")
+        anew = (f"or begin anew with the weights alone: give the Trainer the model that from_pretrained(\"{folder}\") returns, without "
+                "resume_from_checkpoint")
         if not os.path.isdir(folder):
             parent = os.path.dirname(os.path.abspath(folder))
             newest = get_last_checkpoint(parent) if os.path.isdir(parent) else None
@@ -260,15 +297,18 @@ class Trainer(transformers.Trainer):
                                                                    if newest else f"{parent} has no checkpoint"))
         if not os.path.isdir(path):
             raise ArgumentError(f"{folder} has no folder \"{_STATE}\" with the state: it was not saved by this Trainer, or with "
-                                "save_only_model. Go on from a checkpoint that has one, or begin anew with the weights alone: give the "
-                                f"Trainer the model that from_pretrained(\"{folder}\") returns, without resume_from_checkpoint")
+                                f"save_only_model. Go on from a checkpoint that has one, {anew}")
+        for name in files:
+            if not os.path.isfile(os.path.join(folder, name)):
+                raise ArgumentError(f"{folder} has no {name}, without which the schedule of the learning rates would begin anew. Copy it "
+                                    f"from where the checkpoint was saved, {anew}")
         if self._sluice is None:
             self._sluice_restore = path
         else:
             self._sluice.load_checkpoint(path)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        self._take_checkpoint(resume_from_checkpoint)
+        self._take_checkpoint(resume_from_checkpoint, (OPTIMIZER_NAME, SCHEDULER_NAME))
 
     def _load_best_model(self) -> None:
         best = str(self.state.best_model_checkpoint)

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate import Accelerator
+from lightning.pytorch.plugins.layer_sync import LayerSync
 
 import sluice_offload as sluice
 import sluice_offload.lightning
 from conftest import Block, batch, tiny, worst
 from sluice_offload.transformers import Trainer
-from test_lightning import Module
+from test_lightning import Module, Normed
 from test_transformers import arguments, gpt2, logs, rows
 
 RANK = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
@@ -125,11 +126,11 @@ class Averaged(Module):
         self.validations.append(self.trainer.callback_metrics["validation"].item())
 
 
-def fit(folder, net, strategy, steps, first=None, callbacks=()):
+def fit(folder, net, strategy, steps, first=None, callbacks=(), **options):
     module = Averaged(net)
     trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=steps, gradient_clip_val=0.5,
                          accumulate_grad_batches=2, default_root_dir=folder, logger=False, enable_progress_bar=False,
-                         enable_model_summary=False, callbacks=list(callbacks), enable_checkpointing=bool(callbacks))
+                         enable_model_summary=False, callbacks=list(callbacks), enable_checkpointing=bool(callbacks), **options)
     data = torch.utils.data.DataLoader([batch(step) for step in range(24)], batch_size=None)
     checks = torch.utils.data.DataLoader([batch(step) for step in range(4)], batch_size=None)
     trainer.fit(module, data, checks, ckpt_path=first)
@@ -162,6 +163,48 @@ def case_lightning(folder):
     assert all(torch.equal(saved[name], value) for name, value in expected_state.items())
     for one in (made, resumed):
         one.strategy.offloaded.close()
+
+
+class SharedNorm(torch.nn.BatchNorm1d):
+    """By the means of both ranks. torch's SyncBatchNorm computes on GPUs alone."""
+
+    def forward(self, values):
+        sums = torch.distributed.nn.functional.all_reduce(torch.stack([values.mean(0), values.pow(2).mean(0)])) / dist.get_world_size()
+        return (values - sums[0]) * (sums[1] - sums[0].pow(2) + self.eps).rsqrt() * self.weight + self.bias
+
+
+class SharedNorms(LayerSync):
+    def apply(self, model):
+        norm = SharedNorm(61)
+        norm.weight, norm.bias = model.net.norm.weight, model.net.norm.bias
+        model.net.norm = norm
+        return model
+
+    def revert(self, model):
+        return model
+
+
+def case_norms(folder):
+    """Layers that normalize by the batch of all ranks."""
+    losses = []
+    for strategy in ("ddp", sluice.lightning.SluiceStrategy(settings(folder / "state"), units=[Block])):
+        module, trainer = fit(folder, Normed(), strategy, 4, plugins=[SharedNorms()])
+        losses.append(module.losses)
+    assert type(module.net.norm) is SharedNorm
+    assert worst(*losses) <= 2e-6, losses
+    trainer.strategy.offloaded.close()
+    alone, trainer = fit(folder, Normed(), sluice.lightning.SluiceStrategy(settings(folder / "alone"), units=[Block]), 4)
+    assert worst(alone.losses, module.losses) > 1e-4
+    trainer.strategy.offloaded.close()
+    strategy = sluice.lightning.SluiceStrategy(settings(folder / "torchs"), units=[Block])
+    try:
+        fit(folder, Normed(), strategy, 1, sync_batchnorm=True)
+    except sluice.ArgumentError as error:
+        assert "sync_batchnorm=True on 2 processes on the CPU" in str(error) and strategy.offloaded is None
+    else:
+        raise AssertionError("SyncBatchNorm on the CPU")
+    _, trainer = fit(folder, tiny(), sluice.lightning.SluiceStrategy(settings(folder / "none"), units=[Block]), 1, sync_batchnorm=True)
+    trainer.strategy.offloaded.close()
 
 
 def case_launched(folder):

@@ -1,11 +1,13 @@
 """Lightning: a LightningModule as it is, with a strategy's name."""
 
+import time
 import warnings
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
 import sluice_offload as sluice
 import sluice_offload.lightning
@@ -59,11 +61,11 @@ def test_a_part_that_the_module_offloads_itself_resumes(tmp_path):
     """Behind the first micro-batch, Lightning would save the step from which it goes on."""
     class Own(Module):
         def configure_optimizers(self):
-            return sluice.offload(self.net, {**small(tmp_path), "placement": {"optimizer": "nvme"}}, units=[Block])
+            return sluice.offload(self.net, {**small(tmp_path), "placement": {"optimizer": "nvme"}}, units=[Block])  # clips at 1.0
 
     def run(steps, ckpt_path=None):
         module, saved = Own(tiny()), pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "own", every_n_train_steps=2, save_top_k=-1)
-        made = trainer(tmp_path, sluice.lightning.SluiceStrategy(), steps, callbacks=[saved], gradient_clip_val=None)
+        made = trainer(tmp_path, sluice.lightning.SluiceStrategy(), steps, callbacks=[saved], gradient_clip_val=1.0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made.fit(module, torch.utils.data.DataLoader(DATA, batch_size=None), ckpt_path=ckpt_path)
@@ -83,7 +85,7 @@ def test_strategies_by_name(tmp_path, name):
     assert worst(module.validations, reference.validations) <= 2e-6 and module.validations
     optimizer = made.strategy.offloaded
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.8 ** 6)
-    assert (optimizer.report.nvme_write_bytes > 0) == (name == "sluice_nvme")
+    assert (optimizer._engine.predicted_traffic()[1] > 0) == (name == "sluice_nvme")  # the report of a deferred update may come later
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made.validate(module, torch.utils.data.DataLoader(DATA[:2], batch_size=None), verbose=False)
@@ -194,8 +196,127 @@ def test_a_kill_between_the_two_files_mixes_nothing(tmp_path):
     folders = [folder.name for folder in (tmp_path / "saved" / "one.ckpt.sluice").iterdir() if folder.name.startswith("step-")]
     assert folders == ["step-000000004"]
     path.write_bytes(before)
-    with pytest.raises(sluice.ArgumentError, match="had made 2 updates, and this one has made 4"):
-        fit(tmp_path, tiny(), strategy_of(tmp_path), 6, ckpt_path=path, enable_checkpointing=False, limit_val_batches=0)
+    strategy = strategy_of(tmp_path)
+    with pytest.raises(sluice.ArgumentError, match="has no folder .*one.ckpt.sluice/step-000000002 beside it: the folder .* is missing"):
+        fit(tmp_path, tiny(), strategy, 6, ckpt_path=path, enable_checkpointing=False, limit_val_batches=0)
+    assert strategy.offloaded._engine.applied_step() == 0  # as it was, and not the state of step 4
+    strategy.offloaded.close()
+
+
+def test_a_file_of_another_strategy_takes_no_folder_of_before(tmp_path):
+    options = {"enable_checkpointing": False, "limit_val_batches": 0}
+    path = tmp_path / "one.ckpt"
+    for first in (strategy_of(tmp_path), "auto"):
+        _, made = fit(tmp_path, tiny(), first, 2, **options)
+        made.save_checkpoint(path)
+    strategy = strategy_of(tmp_path)
+    with pytest.raises(sluice.ArgumentError, match="another strategy saved the file"):
+        fit(tmp_path, tiny(), strategy, 4, ckpt_path=path, **options)
+    assert strategy.offloaded._engine.applied_step() == 0
+    strategy.offloaded.close()
+
+
+class Failing(TorchCheckpointIO):
+    """A drive that is full from some time on."""
+
+    is_full = False
+
+    def save_checkpoint(self, *args, **options):
+        if self.is_full:
+            raise OSError("the drive is full")
+        time.sleep(0.2)  # behind save_checkpoint() of the strategy
+        super().save_checkpoint(*args, **options)
+
+
+def test_a_file_that_is_written_in_the_background(tmp_path):
+    """The folder of before stays until the new file is there, and also where that could not be written."""
+    path, drive, options = tmp_path / "one.ckpt", Failing(), {"enable_checkpointing": False, "limit_val_batches": 0}
+
+    def folders():
+        return [folder.name for folder in (tmp_path / "one.ckpt.sluice").iterdir() if folder.name.startswith("step-")]
+
+    class Saving(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.fit_loop.epoch_loop.batch_progress.current.ready % 2 == 0:
+                drive.is_full = trainer.global_step == 3
+                trainer.save_checkpoint(path)
+                named = torch.load(path, weights_only=False)["sluice_folder"] if path.exists() else None
+                assert trainer.global_step == 1 or folders() == [named] == [f"step-{trainer.global_step:09}"]
+    with pytest.raises(OSError, match="the drive is full"):
+        fit(tmp_path, tiny(), strategy_of(tmp_path), 4, callbacks=[Saving()], plugins=[AsyncCheckpointIO(drive)], **options)
+    assert sorted(folders()) == ["step-000000002", "step-000000003"]
+    _, resumed = fit(tmp_path, tiny(seed=1), strategy_of(tmp_path), 4, ckpt_path=path, **options)
+    assert resumed.global_step == resumed.strategy.offloaded._engine.applied_step() == 4
+    resumed.strategy.offloaded.close()
+
+
+def test_checkpoints_elsewhere_are_refused(tmp_path, monkeypatch):
+    """The engine writes into the local file system, where fsspec's path would be a folder below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    options, words = {"enable_checkpointing": False, "limit_val_batches": 0}, "^memory://bucket.* is not in the local file system"
+    _, made = fit(tmp_path, tiny(), strategy_of(tmp_path), 2, **options)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(sluice.ArgumentError, match=words):
+        made.save_checkpoint("memory://bucket/x.ckpt")
+    assert sorted(tmp_path.rglob("*")) == before
+    address = f"file://{tmp_path}/x.ckpt"
+    made.save_checkpoint(address)
+    made.strategy.offloaded.close()
+    assert (tmp_path / "x.ckpt").is_file() and (tmp_path / "x.ckpt.sluice" / "latest").is_dir()
+    _, resumed = fit(tmp_path, tiny(seed=1), strategy_of(tmp_path), 3, ckpt_path=address, **options)
+    assert resumed.strategy.offloaded._engine.applied_step() == 3
+    resumed.strategy.remove_checkpoint(address)
+    assert not (tmp_path / "x.ckpt").exists() and not (tmp_path / "x.ckpt.sluice").exists()
+    resumed.strategy.offloaded.close()
+    strategy = strategy_of(tmp_path)
+    with pytest.raises(sluice.ArgumentError, match=words):
+        fit(tmp_path, tiny(), strategy, 3, ckpt_path="memory://bucket/x.ckpt", **options)
+    strategy.offloaded.close()
+    strategy = strategy_of(tmp_path)
+    with pytest.raises(sluice.ArgumentError, match=words):
+        fit(tmp_path, tiny(), strategy, 3, callbacks=[pl.callbacks.ModelCheckpoint(dirpath="memory://bucket")], limit_val_batches=0)
+    assert strategy.offloaded is None  # before anything is offloaded
+
+
+@pytest.mark.parametrize("clipped, bound", [(1.0, None), (0, 0.5), (1.0, 0.5)])
+def test_an_offloaded_optimizer_that_clips_otherwise_is_refused(tmp_path, clipped, bound):
+    class Own(Module):
+        def configure_optimizers(self):
+            config = small(tmp_path)
+            config["optimizer"]["clip_norm"] = clipped
+            self.optimizer = sluice.offload(self.net, config, units=[Block], lr=1e-3)
+            return self.optimizer
+    options = {"enable_checkpointing": False, "limit_val_batches": 0}
+    words = (f"optimizer.clip_norm is {float(clipped)}, but the Trainer's gradient_clip_val is {bound}; give the Trainer "
+             f"gradient_clip_val={float(clipped)}, or .* optimizer.clip_norm {bound or 0.0}")
+    refused = Own(tiny())
+    with pytest.raises(sluice.ArgumentError, match=words):
+        refit(tmp_path, trainer(tmp_path, "sluice", 1, gradient_clip_val=bound, **options), refused)
+    refused.optimizer.close()
+    taken = Own(tiny())  # the remedy
+    refit(tmp_path, trainer(tmp_path, "sluice", 1, gradient_clip_val=float(clipped), **options), taken)
+    assert taken.optimizer._engine.applied_step() == 1
+    taken.optimizer.close()
+
+
+def test_a_loop_of_the_modules_own_clips_by_itself(tmp_path):
+    """Without automatic optimization, Lightning has no gradient_clip_val."""
+    class Own(Module):
+        def training_step(self, data, index):
+            self.manual_backward(super().training_step(data, index))
+            self.clip_gradients(self.optimizers(), gradient_clip_val=1.0)
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+        def configure_optimizers(self):
+            return sluice.offload(self.net, small(tmp_path), units=[Block], lr=1e-3)
+    module = Own(tiny())
+    module.automatic_optimization = False
+    made = trainer(tmp_path, "sluice", 2, gradient_clip_val=None, accumulate_grad_batches=1, enable_checkpointing=False,
+                   limit_val_batches=0)
+    refit(tmp_path, made, module)
+    assert made.strategy.offloaded._engine.applied_step() == 2
+    made.strategy.offloaded.close()
 
 
 def test_a_checkpoint_between_micro_batches_names_the_keys(tmp_path):
@@ -258,6 +379,19 @@ def test_durable_stores_are_refused(tmp_path):
         with pytest.raises(sluice.ArgumentError, match='SluiceStrategy.*storage.state.name is "run-7".*leave storage.state out'):
             sluice.lightning.SluiceStrategy(**options)
 
+    class Own(Module):
+        def configure_optimizers(self):
+            config = small(tmp_path)
+            config["storage"] |= section["storage"]
+            config["optimizer"]["clip_norm"] = 0.5
+            self.optimizer = sluice.offload(self.net, config, units=[Block], lr=1e-3)
+            return self.optimizer
+    module = Own(tiny())
+    with pytest.raises(sluice.ArgumentError, match="configure_optimizers.*a durable store.*leave storage.state out"):
+        refit(tmp_path, trainer(tmp_path, "sluice", 2, enable_checkpointing=False), module)
+    assert not module.losses
+    module.optimizer.close()
+
 
 def refit(tmp_path, made, module, ckpt_path=None):
     with warnings.catch_warnings():
@@ -308,7 +442,7 @@ def test_a_checkpoint_without_its_folder_names_remedies(tmp_path, is_torchs):
         (tmp_path / "one.ckpt.sluice").rename(tmp_path / "elsewhere")
     why = "another strategy saved the file" if is_torchs else "the folder with the state is missing"
     strategy = strategy_of(tmp_path)
-    words = rf'one.ckpt has no folder \S*one.ckpt.sluice beside it: {why}.*torch.load\(path\)\["state_dict"\]'
+    words = rf'one.ckpt has no folder \S*one.ckpt.sluice\S* beside it: {why}.*torch.load\(path\)\["state_dict"\]'
     with pytest.raises(sluice.ArgumentError, match=words):
         fit(tmp_path, tiny(seed=1), strategy, 4, ckpt_path=tmp_path / "one.ckpt", **options)
     strategy.offloaded.close()

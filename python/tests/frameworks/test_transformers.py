@@ -1,6 +1,7 @@
 """transformers: the Trainer, Accelerate and peft, with tiny random models and no downloads."""
 
 import copy
+import importlib.util
 import json
 
 import pytest
@@ -513,6 +514,73 @@ def test_an_evaluation_first_leaves_no_autocast(tmp_path):
     assert seen == [False, False]
     assert made.model.transformer.wte.weight.dtype == torch.bfloat16
     made._sluice.close()
+
+
+def test_a_transformers_that_is_too_old_is_named(monkeypatch):
+    """At the import. The method of transformers 5.2, which is not told the model."""
+    monkeypatch.setattr(transformers.Trainer, "create_optimizer", lambda self: None)
+    found = importlib.util.spec_from_file_location("sluice_offload.again", sluice.transformers.__file__)
+    with pytest.raises(ImportError, match='needs transformers 5.3 or newer, and .* is installed: pip install "transformers>=5.3"'):
+        found.loader.exec_module(importlib.util.module_from_spec(found))
+
+
+def test_a_process_that_writes_no_weights_reads_them_too(tmp_path, settings, monkeypatch):
+    """Older transformers call _save() in the first process alone, which would wait for the others' parts."""
+    trainer = made(tmp_path, settings, max_steps=1, save_strategy="no", eval_strategy="no")
+    trainer.train()
+    read, state_dict = [], trainer.model.state_dict
+    monkeypatch.setattr(trainer.model, "state_dict", lambda *args, **options: read.append(1) or state_dict(*args, **options))
+    trainer.save_model(tmp_path / "weights")
+    assert len(read) == 1 and (tmp_path / "weights" / "model.safetensors").is_file()
+    monkeypatch.setattr(transformers.Trainer, "save_model", lambda self, output_dir=None, _internal_call=False: None)
+    trainer.save_model(tmp_path / "weights")
+    assert len(read) == 2
+    trainer._sluice.close()
+
+
+def test_a_refusal_leaves_nothing_behind(tmp_path, settings):
+    """The next train() has the arguments of then, and not the checkpoint that the one before was to go on from."""
+    saved = made(tmp_path, settings, max_steps=3)
+    saved.train()
+    saved._sluice.close()
+    options = {"save_strategy": "no", "eval_strategy": "no", "max_steps": 2, "lr_scheduler_type": "constant", "warmup_steps": 0}
+    trainer = made(tmp_path, {**settings, "memory": {"device": "1KiB", "host": "4MiB"}}, **options)
+    with pytest.raises(sluice.SluiceError, match="memory.device"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    assert trainer.optimizer is None and not hasattr(trainer.model, "_sluice")
+    trainer._sluice_given["memory"]["device"] = "400KiB"
+    trainer.args.learning_rate, trainer.args.weight_decay = 1e-5, 0.0
+    trainer.train()
+    assert logs(trainer, "learning_rate") == [1e-5, 1e-5] and trainer._sluice._engine.applied_step() == 2
+    assert {value for name, value in trainer._sluice._hyperparameters.items() if name.endswith("].weight_decay")} == {0.0}
+    trainer._sluice.close()
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
+def test_a_checkpoint_without_its_schedule_is_refused(tmp_path, settings, name):
+    """transformers would begin it anew, and say nothing."""
+    saved = made(tmp_path, settings, max_steps=3)
+    saved.train()
+    saved._sluice.close()
+    (tmp_path / "out" / "checkpoint-3" / name).rename(tmp_path / name)
+    trainer = made(tmp_path, settings, gpt2(seed=1))
+    with pytest.raises(sluice.ArgumentError, match=f"checkpoint-3 has no {name}, .*Copy it .*from_pretrained.*out/checkpoint-3"):
+        trainer.train(resume_from_checkpoint=True)
+    assert not hasattr(trainer.model, "_sluice")
+    (tmp_path / name).rename(tmp_path / "out" / "checkpoint-3" / name)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer._sluice._engine.applied_step() == 6 and logs(trainer, "learning_rate")[:3] == logs(saved, "learning_rate")
+    trainer._sluice.close()
+
+
+def test_an_empty_group_of_the_programs_own_is_refused(tmp_path, settings):
+    """Without it, the scheduler would have a rate too many, or give a group that of another."""
+    model = gpt2()
+    given = torch.optim.AdamW([{"params": [], "lr": 9.0}, {"params": list(model.parameters()), "lr": 1e-3}])
+    schedule = torch.optim.lr_scheduler.LambdaLR(given, [lambda step: 1.0, lambda step: 0.5])
+    with pytest.raises(sluice.ArgumentError, match="AdamW: group 0 has no parameter that requires a gradient; leave it out"):
+        made(tmp_path, settings, model, (given, schedule)).train()
+    assert len(given.param_groups) == 2 and not hasattr(model, "_sluice")
 
 
 def test_several_gpus_in_a_process_are_refused(tmp_path, settings):
