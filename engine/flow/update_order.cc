@@ -50,7 +50,10 @@ void UpdateOrder::begin_announced() {
   for (const UnitId unit : early_units_) append(unit);
 }
 
+// If computation wanted to leave the schedule and could not, a unit is fetched for its last use
+// again.
 void UpdateOrder::fetched(UnitId unit) {
+  if (is_fetched_[index_of(unit)]) return;
   is_fetched_[index_of(unit)] = true;
   if (!skips_untouched_ || (is_touched_[index_of(unit)] && !starts_when_touched()))
     append_early(unit);

@@ -21,7 +21,7 @@ from . import gpus
 from . import library as lib
 from .errors import NOT_COPIED, ArgumentError, ConfigError, RanksError, SluiceError
 from .gpus import CPU, Place, missing_settings
-from .processes import World
+from .processes import World, granted_cores
 from .structures import bytes_of, copy_values, flat_of, model_of, order_of
 from .units import Member, Unit, Units, common_dtype
 
@@ -122,7 +122,7 @@ def complete_config(config: "dict[str, Any]", units: Units, processes: int = 1, 
     optimizer = config.setdefault("optimizer", {})
     if optimizer.get("overlap", "auto") == "auto" and optimizer.get("clip_norm") == 0:
         optimizer["overlap"] = "deferred"
-    cores = os.cpu_count() or 1
+    cores = granted_cores()
     ours = cores // 2 // processes if place.gpu is None else cores // processes - 1
     config.setdefault("run", {}).setdefault("threads", max(1, ours))
     if place.gpu is not None and "device" not in config.setdefault("memory", {}):
