@@ -16,6 +16,18 @@ sluice_status set_error(sluice_status status, const char* message) noexcept {
   return status;
 }
 
+sluice_status refuse_forked(const char* noun) noexcept {
+  try {
+    const std::string kind = noun;
+    return set_error(SLUICE_FORKED,
+                     ("this " + kind + " belongs to the process that forked this one; make a new " +
+                      kind + " here, or use this one only in the parent")
+                         .c_str());
+  } catch (const std::bad_alloc&) {
+    return set_error(SLUICE_FORKED, "forked");
+  }
+}
+
 const char* last_error_text() noexcept {
   return last_error.c_str();
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <exception>
 #include <new>
 #include <string>
 
@@ -17,7 +18,8 @@
 
 namespace sluice {
 
-// The members that the handles of engines, optimizers and ranks have in common.
+// The members that the handles of engines, optimizers and ranks have in common. Each kind of handle
+// also has kNoun, its name in messages.
 struct Handle {
   const pid_t owner = getpid();
   std::atomic<bool> is_in_a_call = false;
@@ -33,9 +35,14 @@ const char* last_error_text() noexcept;
 // Fails with kInvalidArgument if the pointer is null.
 void require(const void* pointer, const char* call, const char* name);
 
-struct CallbackFailed {
+struct CallbackFailed : std::exception {
   const char* call = "sluice_initialize";  // the C function that the application has called
+
+  const char* what() const noexcept override { return "the function for values has failed"; }
 };
+
+// Sets the error message for a handle of another process.
+sluice_status refuse_forked(const char* noun) noexcept;
 
 // Runs `call` and turns an exception from `call` into a status. `call` runs in the floating-point
 // environment of base/float_environment.h. The caller's own environment does not change.
@@ -48,8 +55,7 @@ sluice_status guarded(const Call& call) noexcept {
   } catch (const Error& error) {
     return set_error(static_cast<sluice_status>(static_cast<int>(error.code()) + 1), error.what());
   } catch (const CallbackFailed& failure) {
-    return set_error(SLUICE_CALLBACK,
-                     (std::string(failure.call) + ": the function for values has failed").c_str());
+    return set_error(SLUICE_CALLBACK, (std::string(failure.call) + ": " + failure.what()).c_str());
   } catch (const std::bad_alloc&) {
     return set_error(SLUICE_OUT_OF_MEMORY, "the process is out of memory");
   } catch (const std::exception& error) {
@@ -63,17 +69,14 @@ sluice_status guarded(const Call& call) noexcept {
 // another thread is inside a call on `handle`, or if another process made `handle`. If another
 // process made the handle, the guard reads only Handle::owner, because the threads and pools of the
 // handle do not exist in this process.
-template <typename Call>
-sluice_status guarded(Handle* handle, const char* name, const Call& call) noexcept {
-  if (handle != nullptr && !handle->is_mine())
-    return set_error(SLUICE_FORKED,
-                     "this engine belongs to the process that forked this one; make a new "
-                     "engine here, or use this one only in the parent");
+template <typename Kind, typename Call>
+sluice_status guarded(Kind* handle, const char* name, const Call& call) noexcept {
+  if (handle != nullptr && !handle->is_mine()) return refuse_forked(Kind::kNoun);
   return guarded([&] {
-    require(handle, name, "the engine");
+    require(handle, name, (std::string("the ") + Kind::kNoun).c_str());
     if (handle->is_in_a_call.exchange(true))
-      refuse(std::string(name) +
-             ": another call of this engine has not returned; one thread at a time may use it");
+      refuse(std::string(name) + ": another call of this " + Kind::kNoun +
+             " has not returned; one thread at a time may use it");
     struct Leave {
       Handle& handle;
       ~Leave() { handle.is_in_a_call = false; }

@@ -16,6 +16,7 @@
 #include "capi/call_guard.h"
 #include "capi/engine_handle.h"
 #include "capi/sluice_gpu.h"
+#include "engine/ranks/ranks.h"
 #include "gpu/cuda/kernel_list.h"
 #include "gpu/ranks/nccl_collectives.h"
 
@@ -36,11 +37,11 @@ std::string text_of(const NcclId& id) {
 
 NcclId id_of(std::string_view text, const char* call) {
   NcclId id{};
-  if (text.size() != 2 * id.size() ||
-      text.find_first_not_of(kDigits) != std::string_view::npos)
-    refuse(fmt::format("{}: ranks->id is no text of sluice_gpu_ranks_id(), which has {} digits "
-                       "from 0 to f",
-                       call, 2 * id.size()));
+  if (text.size() != 2 * id.size() || text.find_first_not_of(kDigits) != std::string_view::npos)
+    refuse(
+        fmt::format("{}: ranks->id is no text of sluice_gpu_ranks_id(), which has {} digits "
+                    "from 0 to f",
+                    call, 2 * id.size()));
   for (std::size_t i = 0; i < id.size(); ++i)
     id[i] = static_cast<std::byte>(kDigits.find(text[2 * i]) << 4 | kDigits.find(text[2 * i + 1]));
   return id;
@@ -49,9 +50,10 @@ NcclId id_of(std::string_view text, const char* call) {
 void check_ranks(const sluice_gpu_ranks& ranks, const char* call) {
   require(ranks.id, call, "ranks->id");
   if (ranks.rank_count < 2 || ranks.rank >= ranks.rank_count)
-    refuse(fmt::format("{}: rank {} of {}; ranks count from 0, and there are at least 2 of them; "
-                       "one rank has null ranks",
-                       call, ranks.rank, ranks.rank_count));
+    refuse(
+        fmt::format("{}: rank {} of {}; ranks count from 0, and there are at least 2 of them; "
+                    "one rank has null ranks",
+                    call, ranks.rank, ranks.rank_count));
 }
 
 // The program needs memory of the GPU for activations and more. How much, only the program knows.
@@ -69,6 +71,7 @@ MakeDevice on_gpu(int ordinal, const sluice_gpu_ranks* ranks, const NcclId& id) 
     if (const std::string why = why_no_cuda_device(ordinal); !why.empty())
       throw Error(ErrorCode::kUnsupported, why);
     require_budget(config, ordinal);
+    if (ranks != nullptr) require_levels(config.sharding, ranks->rank_count);
     std::unique_ptr<CudaDevice> gpu = make_cuda_device(
         {.ordinal = ordinal,
          .memory_source = ranks == nullptr ? CudaMemorySource{} : nccl_memory_source()});
@@ -90,9 +93,10 @@ MakeDevice on_gpu(int ordinal, const sluice_gpu_ranks* ranks, const NcclId& id) 
 
 void require_gpu(const sluice_engine& engine, const char* call) {
   if (engine.gpu == nullptr)
-    refuse(fmt::format("{}: the engine computes on the host; sluice_engine_create_on_gpu() makes "
-                       "one on a GPU",
-                       call));
+    refuse(
+        fmt::format("{}: the engine computes on the host; sluice_engine_create_on_gpu() makes "
+                    "one on a GPU",
+                    call));
 }
 
 const Stream& adopted(sluice_engine& engine, void* native) {

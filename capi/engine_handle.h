@@ -1,6 +1,7 @@
 // The handle of an engine, with the objects that a C program cannot own: the step and the leases.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -24,6 +25,8 @@ struct HeldLease {
 };
 
 struct sluice_engine : sluice::Handle {
+  static constexpr const char* kNoun = "engine";
+
   ~sluice_engine() {
     leases.clear();
     step.reset();
@@ -33,7 +36,8 @@ struct sluice_engine : sluice::Handle {
   // Wraps the C callback `values` in a function of the type that the engine needs. The handle,
   // `values` and `context` must outlive the result.
   sluice::InitialValues initial_values(sluice_values values, void* context) const;
-  // Adds lines for sluice_next_note(). Only the newest hundred lines are kept.
+  // Adds lines for sluice_next_note(). Only the newest lines are kept.
+  static constexpr std::size_t kNotesMax = 100;
   void add_notes(std::span<const std::string> added);
   void show_phase(sluice::RunPhase phase) {
     if (status) status->enter(phase);
@@ -70,6 +74,7 @@ struct sluice_engine : sluice::Handle {
   std::optional<sluice::StatusPublisher> status;  // set if `sluice top` shows the engine
   sluice::StepFigures figures;                    // of the next step, for `status`
   std::deque<std::string> notes;
+  std::uint64_t dropped_notes = 0;              // not yet told of
   std::string note;                             // the last note returned
   std::string application;                      // text of the checkpoint or commit that was opened
   std::optional<std::string> next_application;  // text for the next commits

@@ -6,6 +6,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/config/element_limit.h"
 
 namespace sluice {
 namespace {
@@ -39,6 +40,22 @@ std::vector<UnitId> order_from_c(const std::uint32_t* order, std::uint32_t count
   return units;
 }
 
+// Fails if the shape has more bytes than the words of a model may have.
+std::uint64_t opaque_bytes(const TensorSpec& tensor, std::uint64_t word_bytes) {
+  const std::uint64_t most = kElementsMax * word_bytes;
+  std::uint64_t bytes = 1;
+  if (std::ranges::count(tensor.shape, 0u) != 0) return 0;
+  for (const std::uint64_t extent : tensor.shape) {
+    if (bytes > most / extent)
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("model: the opaque tensor \"{}\" of shape [{}] has more than {} bytes",
+                      tensor.name, fmt::join(tensor.shape, ", "), most));
+    bytes *= extent;
+  }
+  return bytes;
+}
+
 }  // namespace
 
 ModelSpec model_from_c(const sluice_model& model, DType parameters) {
@@ -65,7 +82,10 @@ ModelSpec model_from_c(const sluice_model& model, DType parameters) {
       made.tensors.push_back(
           tensor_from_c(unit.tensors[j], fmt::format("{}.tensors[{}]", place, j)));
     for (TensorSpec& tensor : made.tensors) {
-      if (made.is_opaque) tensor.shape = {div_ceil(tensor.element_count(), size_of(parameters))};
+      if (made.is_opaque) {
+        const std::uint64_t word_bytes = size_of(parameters);
+        tensor.shape = {div_ceil(opaque_bytes(tensor, word_bytes), word_bytes)};
+      }
     }
     spec.units.push_back(std::move(made));
   }

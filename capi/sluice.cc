@@ -22,6 +22,7 @@
 #include "capi/engine_handle.h"
 #include "capi/model.h"
 #include "capi/ranks_handle.h"
+#include "engine/ranks/ranks.h"
 
 using namespace sluice;
 
@@ -68,11 +69,19 @@ void end_step(sluice_engine& engine) {
 }
 
 // `ranks` may be null, for one rank.
-MakeDevice on_the_host(SocketWorld* ranks) {
+MakeDevice on_the_host(sluice_ranks* ranks) {
   return [ranks](const Config& config) {
+    if (ranks != nullptr) {
+      require_levels(config.sharding, ranks->rank_count);
+      require_host_reduction(config.sharding);
+    }
     auto host = make_host_device(
         {.memory_bytes = host_device_bytes(config), .at_once_bytes_max = kAtOnceBytes});
-    std::unique_ptr<Collectives> collectives = ranks == nullptr ? nullptr : ranks->join(*host);
+    std::unique_ptr<Collectives> collectives;
+    if (ranks != nullptr) {
+      ranks->has_engine = true;
+      collectives = ranks->world->join(*host);
+    }
     return EngineDevice{.device = std::move(host), .collectives = std::move(collectives)};
   };
 }
@@ -123,9 +132,11 @@ InitialValues sluice_engine::initial_values(sluice_values values, void* context)
 }
 
 void sluice_engine::add_notes(std::span<const std::string> added) {
-  constexpr std::size_t kNotesMax = 100;
   for (const std::string& added_note : added) {
-    if (notes.size() == kNotesMax) notes.pop_front();
+    if (notes.size() == kNotesMax) {
+      notes.pop_front();
+      ++dropped_notes;
+    }
     notes.push_back(added_note);
   }
 }
@@ -167,8 +178,7 @@ sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_
       refuse(fmt::format("{}: the ranks are not connected; call sluice_ranks_connect()", name));
     if (ranks->has_engine)
       refuse(fmt::format("{}: these ranks have had an engine; each engine needs its own", name));
-    ranks->has_engine = true;
-    *engine = make_engine(config_json, *model, on_the_host(ranks->world.get())).release();
+    *engine = make_engine(config_json, *model, on_the_host(ranks)).release();
   });
 }
 
@@ -239,6 +249,8 @@ sluice_status sluice_finish_step(sluice_engine* engine, const sluice_finish_opti
     if (!engine->step) refuse("sluice_finish_step: no step is active");
     FinishOptions finish;
     if (options != nullptr) {
+      if (options->reserved != 0)
+        refuse(fmt::format("{}: options->reserved is {}; it must be 0", name, options->reserved));
       if (!(options->learning_rate < 0)) finish.learning_rate = options->learning_rate;
       if (options->gradient_divisor != 0) finish.gradient_divisor = options->gradient_divisor;
       if (options->group_learning_rates != nullptr || options->group_count != 0)
@@ -251,6 +263,9 @@ sluice_status sluice_finish_step(sluice_engine* engine, const sluice_finish_opti
       done = engine->step->finish(finish);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kInvalidArgument) end_step(*engine);
+      throw;
+    } catch (...) {
+      end_step(*engine);
       throw;
     }
     engine->step.reset();
@@ -364,8 +379,15 @@ sluice_status sluice_next_note(sluice_engine* engine, const char** note) {
     require(note, name, "the place for the note");
     *note = nullptr;
     if (engine->notes.empty()) return;
-    engine->note = std::move(engine->notes.front());
-    engine->notes.pop_front();
+    if (const std::uint64_t dropped = std::exchange(engine->dropped_notes, 0); dropped != 0) {
+      engine->note = fmt::format(
+          "{} older notes were dropped: only the newest {} are kept; call sluice_next_note() after "
+          "each step",
+          dropped, sluice_engine::kNotesMax);
+    } else {
+      engine->note = std::move(engine->notes.front());
+      engine->notes.pop_front();
+    }
     *note = engine->note.c_str();
   });
 }

@@ -240,7 +240,7 @@ sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_bat
                                        sluice_traffic* traffic);
 // Returns one line for the user about the last step, or about a choice that the machine forced.
 // Each line is returned only once. The result is null when no lines are left. The line is valid
-// until the next call of this function for the same engine.
+// until the next call of this function for the same engine. Only the newest 100 lines are kept.
 sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 
 // Writes all of the state as a checkpoint into a new folder below `root`. The folder appears whole
@@ -368,7 +368,7 @@ sluice_status sluice_optimizer_wait_all(sluice_optimizer* optimizer);
 // These calls copy or set elements [first, first + element_count) of one kind of a tensor's state.
 // The elements are fp32 numbers. `kind` is a sluice_state. SLUICE_PARAMETER is the parameter after
 // the last update, and cannot be set. SLUICE_PARAMETER and SLUICE_MASTER exist only for 16-bit
-// parameters, and are otherwise refused.
+// parameters, and are otherwise refused. A negative SLUICE_EXP_AVG_SQ is refused.
 sluice_status sluice_optimizer_read(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
                                     uint64_t first, uint64_t element_count, float* target);
 sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,

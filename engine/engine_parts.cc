@@ -254,11 +254,7 @@ void Engine::Parts::replace_values(std::span<const TensorId> tensors, const Init
     }
   });
   ranks.require_agreement(list, "the list of tensors that get other values");
-  loop.lend_buffers();
-  try {
-    ranks.together(kStateSource, [&] { state.replace(is_wanted, values, versions); });
-    if (ranks.shard_optimizer()) loop.share_residents();
-  } catch (const std::exception& error) {
+  const auto stop = [this](std::string_view why) {
     loop.return_buffers();
     // Each rank has some of the values, and copies of one tensor may differ from now on.
     if (ranks.are_several())
@@ -266,7 +262,17 @@ void Engine::Parts::replace_values(std::span<const TensorId> tensors, const Init
           Error(ErrorCode::kPoisoned,
                 fmt::format("replace_values failed halfway, and the ranks' parameters may "
                             "differ; restore a checkpoint into a new engine: {}",
-                            error.what())));
+                            why)));
+  };
+  loop.lend_buffers();
+  try {
+    ranks.together(kStateSource, [&] { state.replace(is_wanted, values, versions); });
+    if (ranks.shard_optimizer()) loop.share_residents();
+  } catch (const std::exception& error) {
+    stop(error.what());
+    throw;
+  } catch (...) {
+    stop("the function that gives the values has thrown no exception of C++");
     throw;
   }
   loop.return_buffers();

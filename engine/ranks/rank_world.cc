@@ -11,6 +11,7 @@
 #include <sluice/units.h>
 #include "base/topology.h"
 #include "cpu_optim/rank_sum.h"
+#include "engine/ranks/ranks.h"
 #include "gpu/cuda/cuda_locality.h"
 #include "gpu/ranks/launcher_environment.h"
 #include "gpu/ranks/mpi_collectives.h"
@@ -39,10 +40,7 @@ struct RankWorld::Parts {
 };
 
 void RankWorld::Parts::connect() {
-  if (options.device == RankDevice::kHost && options.sharding.reduction == RankReduction::kNccl)
-    throw Error(ErrorCode::kConfig,
-                "sharding.reduction \"nccl\" is for ranks on GPUs; set run.device to \"cuda\" "
-                "(RankDevice::kGpu), or sharding.reduction to \"exact\"");
+  if (options.device == RankDevice::kHost) require_host_reduction(options.sharding);
   if (options.device == RankDevice::kGpu) prepare_gpus();
   if (!is_torchrun()) {
     start_mpi();

@@ -20,7 +20,45 @@ CollectiveSpan vote_span(std::uint64_t size_bytes) {
   return {.unit = UnitId{kTraceNone}, .size_bytes = size_bytes, .detail = kTraceVote};
 }
 
+// The number of sequences that a rank opens depends on its groups and nodes. Ranks that open
+// unequal numbers would wait for each other.
+void require_equal_levels(const Config::Sharding& sharding, Collectives& ranks,
+                          VoteBuffers& buffers, StreamId stream) {
+  const std::uint32_t count = ranks.rank_count();
+  const std::uint64_t group = sharding.group_ranks == 0 ? count : sharding.group_ranks;
+  const std::uint64_t node = sharding.reduction == RankReduction::kNodes ? sharding.node_ranks : 0;
+  std::array<std::uint64_t, 4> least = {group, ~group, node, ~node};
+  buffers.put(std::as_bytes(std::span(least)), 0, stream);
+  ranks.all_reduce_integers({.data = buffers.on_device(),
+                             .minimum_count = least.size(),
+                             .subject = "sharding.group and sharding.node_ranks"},
+                            stream);
+  buffers.get(std::as_writable_bytes(std::span(least)), stream);
+  const auto require = [&](std::string_view what, std::uint64_t smallest, std::uint64_t largest) {
+    if (smallest == largest) return;
+    throw Error(ErrorCode::kRanks,
+                fmt::format("rank {} of {}: {} is {} on one rank and {} on another; start every "
+                            "rank with the same config and model",
+                            ranks.rank(), count, what, smallest, largest));
+  };
+  require("sharding.group", least[0], ~least[1]);
+  require("sharding.node_ranks with sharding.reduction \"nodes\" (0: another reduction)", least[2],
+          ~least[3]);
+}
+
 }  // namespace
+
+void require_levels(const Config::Sharding& sharding, std::uint32_t count) {
+  require_group_number(sharding, count);
+  (void)first_level_ranks(sharding, count);
+}
+
+void require_host_reduction(const Config::Sharding& sharding) {
+  if (sharding.reduction == RankReduction::kNccl)
+    throw Error(ErrorCode::kConfig,
+                "sharding.reduction \"nccl\" is for ranks on GPUs; set run.device to \"cuda\" "
+                "(RankDevice::kGpu), or sharding.reduction to \"exact\"");
+}
 
 Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device)
     : collectives_(collectives), device_(device) {
@@ -34,6 +72,9 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
   rank_ = collectives->rank();
   count_ = collectives->rank_count();
   if (!are_several()) return;
+  buffers_ = std::make_unique<VoteBuffers>(device, vote_buffer_bytes(count_), "votes of the ranks");
+  stream_ = Stream(device, "votes");
+  require_equal_levels(sharding, *collectives, *buffers_, stream_.id());
   group_ = group_size(sharding, count_);
   first_level_ = first_level_ranks(sharding, count_);
   shard_ = shard_of(sharding, rank_, count_);
@@ -54,8 +95,6 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
     before_reduction_ = Event(device);
     after_reduction_ = Event(device);
   }
-  buffers_ = std::make_unique<VoteBuffers>(device, vote_buffer_bytes(count_), "votes of the ranks");
-  stream_ = Stream(device, "votes");
 }
 
 std::vector<std::uint32_t> Ranks::ranks_of_group() const {

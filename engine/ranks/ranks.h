@@ -50,6 +50,12 @@ struct RankRange {
   std::uint64_t most;
 };
 
+// The functions check the config before ranks meet. So a wrong config costs no meeting.
+// require_levels() fails with kConfig if `count` ranks cannot have these groups or nodes.
+void require_levels(const Config::Sharding& sharding, std::uint32_t count);
+// Fails with kConfig if the reduction is only for ranks on GPUs.
+void require_host_reduction(const Config::Sharding& sharding);
+
 class Ranks {
  public:
   struct Reduction {
@@ -144,9 +150,9 @@ class Ranks {
       body();
     } catch (const Error& error) {
       failure = error;
-    } catch (const std::exception& error) {
+    } catch (...) {
       try {
-        share_failure(Error(ErrorCode::kInternal, error.what()), subject);
+        share_failure(Error(ErrorCode::kInternal, std::string(subject)), subject);
       } catch (const Error&) {
         // All other ranks now know of the failure, and this rank throws the caught error.
       }

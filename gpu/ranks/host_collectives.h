@@ -7,6 +7,7 @@
 // For each object, only one call runs at a time.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -115,6 +116,9 @@ class HostCollectives : public Collectives {
         run(operation, sequence);
       } catch (const Error& error) {
         failure_->set(error);
+        throw;
+      } catch (const std::exception& error) {
+        failure_->set(Error(ErrorCode::kInternal, error.what()));
         throw;
       }
     });

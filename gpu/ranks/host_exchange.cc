@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -17,22 +15,8 @@
 namespace sluice {
 namespace {
 
-using std::chrono::steady_clock;
-
-// Polls before a rank begins to yield to other threads between them: a few microseconds, in which a
-// peer copies some 50 KiB. Such a poll is much cheaper than one into MPI.
-constexpr std::uint32_t kLooksBeforeYield = 100;
 // The most that each other rank takes out of a slot. More data is faster read where it lies.
 constexpr std::uint64_t kSlotShareBytes = 16_KiB;
-// One in this many yielding polls checks the time and failures elsewhere.
-constexpr std::uint32_t kLooksForTime = 16;
-
-void pause_core() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
 void copy_bytes(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
   if (size_bytes != 0 && target != source) std::memcpy(target, source, size_bytes);
 }
@@ -78,7 +62,7 @@ void HostExchange::begin_step() {
       step_ << 32 | operation_, std::memory_order_relaxed);
 }
 
-// Comes after `peer` has published this step.
+// Comes after `peer` has published this step, or has failed.
 void HostExchange::require_same_operation(std::uint32_t peer) const {
   const auto& kept = signals_[peer]->operations[step_ % RankSignals::kStepsKept];
   const std::uint64_t word = kept.load(std::memory_order_relaxed);
@@ -327,7 +311,7 @@ void HostExchange::consume() {
 // An exchange and not a store, so that no later change of the data comes before it. A reader checks
 // again after the system call that has copied the data.
 void HostExchange::retract() {
-  signals_[group_.rank]->failed.store(1, std::memory_order_relaxed);
+  signals_[group_.rank]->failed.store(1, std::memory_order_release);
   signals_[group_.rank]->consumed.store(0, std::memory_order_relaxed);
   signals_[group_.rank]->published.exchange(0);
 }
@@ -352,46 +336,8 @@ void HostExchange::read(std::uint32_t peer, std::uint64_t offset, std::byte* tar
                           how_.subject, errno_text(error)));
 }
 
-// Names ranks that have failed because of another one only if there is no other rank to name.
-std::vector<std::uint32_t> HostExchange::missing_ranks(Counter counter, std::uint64_t step) const {
-  std::vector<std::uint32_t> missing;
-  std::vector<std::uint32_t> failed;
-  for_each_peer([&](std::uint32_t peer) {
-    if (has_reached(peer, counter, step)) return;
-    const bool has_failed = signals_[peer]->failed.load(std::memory_order_relaxed) != 0;
-    (has_failed ? failed : missing).push_back(group_.members[peer]);
-  });
-  return missing.empty() ? failed : missing;
-}
-
 void HostExchange::await_all(Counter counter, std::uint64_t step) {
   for_each_peer([&](std::uint32_t peer) { await(peer, counter, step); });
-}
-
-void HostExchange::await_step(std::uint32_t peer, Counter counter, std::uint64_t step) {
-  for (std::uint32_t looks = 0; looks < kLooksBeforeYield; ++looks) {
-    if (has_reached(peer, counter, step)) return;
-    pause_core();
-  }
-  const auto begin = steady_clock::now();
-  auto pause = begin + how_.interval();
-  for (std::uint32_t looks = 0; !has_reached(peer, counter, step); ++looks) {
-    if (looks < kLooksBeforeSleep) {
-      std::this_thread::yield();
-      if (looks % kLooksForTime != 0) continue;
-    } else {
-      std::this_thread::sleep_for(kSleepBetweenLooks);
-    }
-    failure_.throw_if_set();
-    const auto now = steady_clock::now();
-    if (now < pause) continue;
-    pause = now + how_.interval();
-    std::vector<std::uint32_t> missing = missing_ranks(counter, step);
-    if (missing.empty()) continue;
-    const std::string waiting = how_.text(std::move(missing), group_.members[group_.rank]);
-    if (now - begin >= how_.timeout()) throw Error(ErrorCode::kRanks, how_.late_text(waiting));
-    if (options_.on_wait) options_.on_wait(waiting);
-  }
 }
 
 }  // namespace sluice

@@ -53,7 +53,8 @@ class HostExchange {
                std::span<std::byte> staging);
 
   // Each call returns when the operation is done.
-  // Fails with kRanks if ranks do not answer within the timeout. The message names these ranks.
+  // Fails with kRanks if ranks do not answer within the timeout, or fail. The message names these
+  // ranks.
   void run(const AllGather& gather);
   void run(const ReduceScatter& reduce);
   void run(const AllReduce& reduce);
@@ -93,7 +94,14 @@ class HostExchange {
   void consume();
   void retract();
   bool has_reached(std::uint32_t peer, Counter counter, std::uint64_t step) const;
-  std::vector<std::uint32_t> missing_ranks(Counter counter, std::uint64_t step) const;
+  // Ranks that have not reached a step. Ranks that have failed are among them only if all have
+  // failed, because some may have failed through another missing rank.
+  struct Missing {
+    std::vector<std::uint32_t> ranks;
+    bool have_failed = false;
+  };
+  // Fails with kRanks if a rank has failed in another operation.
+  Missing missing_ranks(Counter counter, std::uint64_t step) const;
   void await(std::uint32_t peer, Counter counter, std::uint64_t step) {
     await_step(peer, counter, step);
     if (counter == &RankSignals::published && step == step_) require_same_operation(peer);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <mutex>
 
 #include <sluice/error.h>
 #include "gpu/ranks/message_port.h"
@@ -28,6 +29,13 @@ constexpr std::uint64_t kPartBytes =
     kSlotsBegin + HostNeighbors::kPlaces * kSlots * HostNeighbors::kSlotBytes;
 static_assert(kSignalsBegin + HostNeighbors::kPlaces * sizeof(RankSignals) <= kSlotsBegin);
 
+// The process has one permission, whatever the number of its worlds.
+struct Permits {
+  std::mutex mutex;
+  std::uint64_t count = 0;  // guarded by mutex
+};
+Permits permits;
+
 // A number that no other process has at the same address.
 std::uint64_t random_number() {
   std::uint64_t number = 0;
@@ -38,15 +46,28 @@ std::uint64_t random_number() {
 
 }  // namespace
 
+// Asks the system again each time, because a forked process has the count without the permission.
 ReadPermit ReadPermit::for_siblings() {
+  const std::scoped_lock lock(permits.mutex);
   ReadPermit permit;
   const pid_t parent = ::getppid();
   permit.is_given_ = parent > 1 && ::prctl(PR_SET_PTRACER, parent) == 0;
+  if (permit.is_given_) ++permits.count;
+  return permit;
+}
+
+ReadPermit ReadPermit::share() {
+  const std::scoped_lock lock(permits.mutex);
+  ReadPermit permit;
+  permit.is_given_ = permits.count != 0;
+  if (permit.is_given_) ++permits.count;
   return permit;
 }
 
 ReadPermit::~ReadPermit() {
-  if (is_given_) (void)::prctl(PR_SET_PTRACER, 0);
+  if (!is_given_) return;
+  const std::scoped_lock lock(permits.mutex);
+  if (--permits.count == 0) (void)::prctl(PR_SET_PTRACER, 0);
 }
 
 HostNeighbors::HostNeighbors(MessagePort& port, const Progress& progress) {
@@ -69,6 +90,7 @@ HostNeighbors::HostNeighbors(MessagePort& port, const Progress& progress) {
   if (!all_have_it) return;
   progress("the reading of memory among this host's ranks");
   take_parts(port, ranks);
+  permit_ = ReadPermit::share();  // the reading may work because of it
   if (can_read_all(port)) return;
   permit_ = ReadPermit::for_siblings();
   (void)port.agree_on_host(true);  // every rank has given it

@@ -55,13 +55,18 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share 
 
 // While this object lives, all descendants of this process's parent may read the memory of this
 // process. Some systems (Yama) let only the ancestors of a process read the memory of the process.
-// On these systems, other ranks need this permission. The destructor revokes the permission.
+// On these systems, other ranks need this permission. All objects of this process share one
+// permission, and the destructor of the last object revokes the permission.
+//
+// Thread rule: any thread.
 class ReadPermit {
  public:
   ReadPermit() = default;
   // If the parent is the first process, the permit grants nothing, because every process descends
   // from the first process.
   static ReadPermit for_siblings();
+  // Returns a further permit if this process has one already. Otherwise the result grants nothing.
+  static ReadPermit share();
   ReadPermit(ReadPermit&& other) noexcept : is_given_(std::exchange(other.is_given_, false)) {}
   ReadPermit& operator=(ReadPermit&& other) noexcept {
     std::swap(is_given_, other.is_given_);

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstring>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -11,13 +12,14 @@ namespace sluice {
 namespace {
 
 constexpr std::uint32_t kRanksMax = 1u << 20;
+constexpr const char* kSlurmTasks = "SLURM_STEP_TASKS_PER_NODE";
 
 struct Launcher {
   const char* name;
   const char* rank;
   const char* rank_count;
-  const char* local_rank;        // null: unknown to it
-  const char* local_rank_count;  // null: unknown to it
+  const char* local_rank;
+  const char* local_rank_count;  // Slurm's is a list
 };
 
 constexpr Launcher kLaunchers[] = {
@@ -25,7 +27,7 @@ constexpr Launcher kLaunchers[] = {
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     // The step's variables: a shell inside an allocation has the job's variables, but is no rank.
-    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", kSlurmTasks},
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
 };
 
@@ -35,7 +37,7 @@ constexpr Launcher kLaunchers[] = {
 
 std::optional<std::uint32_t> number(const EnvironmentLookup& environment, const char* name,
                                     std::uint32_t maximum) {
-  const char* const text = name == nullptr ? nullptr : environment(name);
+  const char* const text = environment(name);
   if (text == nullptr) return std::nullopt;
   std::uint32_t value = 0;
   const char* const end = text + std::strlen(text);
@@ -44,6 +46,66 @@ std::optional<std::uint32_t> number(const EnvironmentLookup& environment, const 
     refuse_launch(fmt::format("the environment has {}=\"{}\", which is not a number from 0 to {}",
                               name, text, maximum));
   return value;
+}
+
+// Takes digits off the front of `text`. The result is 0 if there is no number from 1 to kRanksMax.
+std::uint32_t take_number(std::string_view& text) {
+  std::uint32_t value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec != std::errc{} || value > kRanksMax) return 0;
+  text.remove_prefix(static_cast<std::size_t>(parsed.ptr - text.data()));
+  return value;
+}
+
+bool take(std::string_view& text, std::string_view part) {
+  if (!text.starts_with(part)) return false;
+  text.remove_prefix(part.size());
+  return true;
+}
+
+// Slurm's list of the ranks on each node of a step: "4(x2),3" stands for 4, 4 and 3. Returns the
+// entry of this node, if the list has one.
+std::optional<std::uint32_t> ranks_of_slurm_node(const EnvironmentLookup& environment) {
+  const char* const list = environment(kSlurmTasks);
+  const auto node = number(environment, "SLURM_NODEID", kRanksMax);
+  if (list == nullptr || !node) return std::nullopt;
+  std::optional<std::uint32_t> found;
+  std::string_view left = list;
+  bool is_list = true;
+  for (std::uint64_t first = 0; is_list;) {  // the first node of the next entry
+    const std::uint32_t ranks = take_number(left);
+    const bool repeats = take(left, "(x");
+    const std::uint32_t nodes = repeats ? take_number(left) : 1;
+    is_list = ranks != 0 && nodes != 0 && (!repeats || take(left, ")"));
+    if (is_list && *node >= first && *node < first + nodes) found = ranks;
+    first += nodes;
+    if (!is_list || left.empty()) break;
+    is_list = take(left, ",");
+  }
+  if (!is_list)
+    refuse_launch(
+        fmt::format("the environment has {}=\"{}\", which is no list of the ranks on each "
+                    "node, such as 4(x2),3",
+                    kSlurmTasks, list));
+  return found;
+}
+
+// Sets the numbers of this rank among those of its host.
+void add_local_ranks(const Launcher& launcher, const EnvironmentLookup& environment,
+                     Launch& launch) {
+  const bool is_slurm = std::string_view(launcher.name) == "Slurm";
+  const auto rank = number(environment, launcher.local_rank, kRanksMax);
+  const auto count = is_slurm ? ranks_of_slurm_node(environment)
+                              : number(environment, launcher.local_rank_count, kRanksMax);
+  if (count && *count <= rank.value_or(0))
+    refuse_launch(fmt::format(
+        "the environment has {}={} and {}={}; ranks of a host count from 0, so this rank's number "
+        "must be less than their count, {}",
+        launcher.local_rank, rank.value_or(0), launcher.local_rank_count,
+        environment(launcher.local_rank_count), *count));
+  launch.local_rank = rank.value_or(0);
+  launch.local_rank_count = count.value_or(1);
+  launch.knows_local_ranks = rank && count;
 }
 
 std::optional<Launch> launch_by(const Launcher& launcher, const EnvironmentLookup& environment) {
@@ -67,12 +129,7 @@ std::optional<Launch> launch_by(const Launcher& launcher, const EnvironmentLooku
   launch.launcher = launcher.name;
   launch.rank = *rank;
   launch.rank_count = *count;
-  launch.local_rank = number(environment, launcher.local_rank, kRanksMax).value_or(0);
-  launch.local_rank_count =
-      number(environment, launcher.local_rank_count, kRanksMax).value_or(launch.local_rank + 1);
-  launch.knows_local_ranks = environment(launcher.local_rank) != nullptr &&
-                             launcher.local_rank_count != nullptr &&
-                             environment(launcher.local_rank_count) != nullptr;
+  add_local_ranks(launcher, environment, launch);
   return launch;
 }
 

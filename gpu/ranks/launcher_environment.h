@@ -14,8 +14,9 @@ struct Launch {
   std::string launcher;  // the name in messages, such as "Open MPI"
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
-  // This process's number among the ranks of this host. If the launcher gives no such numbers,
-  // local_rank is 0 and local_rank_count is 1.
+  // This process's number among the ranks of this host, and the number of these ranks. If the
+  // launcher does not tell a number, local_rank is 0, or local_rank_count is 1. Slurm tells the
+  // count in the list SLURM_STEP_TASKS_PER_NODE, at the place SLURM_NODEID.
   std::uint32_t local_rank = 0;
   std::uint32_t local_rank_count = 1;
   bool knows_local_ranks = false;  // the launcher has set both numbers
@@ -31,7 +32,8 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 
 // The result is empty if no launcher is found. The program then runs with one rank.
 // Fails with kConfig if a variable is not a number or is out of range, or if a launcher's variables
-// are incomplete. The call also fails if the variables of two launchers contradict each other. The
+// are incomplete. The call fails if a rank's number on its host is not less than the number of
+// ranks there. The call also fails if the variables of two launchers contradict each other. The
 // message then names both launchers.
 std::optional<Launch> find_launch(const EnvironmentLookup& environment);
 

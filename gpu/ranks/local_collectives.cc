@@ -94,6 +94,16 @@ class LocalWorld::Meetings {
     changed_.notify_all();
   }
 
+  // A rank that has come goes on only to end. It no longer reads others' memory.
+  void give_up(const Part& part, std::uint32_t rank, const char* why) {
+    std::unique_lock lock(mutex_);
+    --working_;
+    changed_.notify_all();
+    if (!failure_)
+      failure_ = fmt::format("rank {} has failed in {}: {}", rank, describe(part), why);
+    changed_.wait(lock, [this] { return working_ == 0; });
+  }
+
   // `rank` comes to no further meeting. Ranks that wait for it need not wait for the timeout.
   void leave(std::uint32_t rank) {
     const std::scoped_lock lock(mutex_);
@@ -201,10 +211,19 @@ class LocalCollectives final : public HostCollectives {
   void meet(const Part& part, std::uint64_t sequence, const Work& work, const Second& second) {
     const MeetingKey key{sequence_name_, group().members.front(), sequence};
     const Parts& parts = meetings_.arrive(key, part, rank(), group().members);
-    work(parts);
+    attempt(part, [&] { work(parts); });
     meetings_.pass(key, 1, part, group().members);
-    second(parts);
+    attempt(part, [&] { second(parts); });
     meetings_.pass(key, 2, part, group().members);
+  }
+  template <class Work>
+  void attempt(const Part& part, const Work& work) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      meetings_.give_up(part, group().members[rank()], error.what());
+      throw;
+    }
   }
   template <class Work>
   void meet(const Part& part, std::uint64_t sequence, const Work& work) {

@@ -142,6 +142,17 @@ bool MessageThread::is_wanted() const {
 // lock, or until `end`.
 // Requires: no other thread moves messages.
 void MessageThread::move_until(Lock& lock, TimePoint end, const std::function<bool()>& is_enough) {
+  struct Moving {
+    MessageThread& thread;
+    Lock& lock;
+    // Other threads wait for this, also where the memory for a text is missing.
+    ~Moving() {
+      if (!lock.owns_lock()) lock.lock();
+      thread.is_moving_ = false;
+      thread.changed_.notify_all();
+      if (thread.is_wanted()) thread.work_came_.notify_one();
+    }
+  } const moving{*this, lock};
   is_moving_ = true;
   std::uint32_t idle_looks = 0;
   while (!failure_ && !must_abort_ && !is_enough()) {
@@ -149,8 +160,12 @@ void MessageThread::move_until(Lock& lock, TimePoint end, const std::function<bo
     for (const auto& batch : starting_) in_flight_count_ += batch->messages.size();
     const std::uint32_t looks_before_yield = large_count_ == 0 ? kTestsBeforeYield : 0;
     lock.unlock();
-    start_messages();
-    idle_looks = finish_messages() ? 0 : idle_looks + 1;
+    try {
+      start_messages();
+      idle_looks = finish_messages() ? 0 : idle_looks + 1;
+    } catch (const std::exception& error) {
+      fail(fmt::format("rank {} cannot move its messages: {}", rank_, error.what()));
+    }
     const bool is_over = idle_looks != 0 && steady_clock::now() >= end;
     if (idle_looks >= kLooksBeforeSleep) {
       std::this_thread::sleep_for(kSleepBetweenLooks);
@@ -160,9 +175,6 @@ void MessageThread::move_until(Lock& lock, TimePoint end, const std::function<bo
     lock.lock();
     if (is_over) break;
   }
-  is_moving_ = false;
-  changed_.notify_all();
-  if (is_wanted()) work_came_.notify_one();
 }
 
 void MessageThread::start_messages() {

@@ -25,12 +25,15 @@
 namespace sluice {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr const char* kEndpointFormat = "sluice1";
 constexpr std::size_t kSecretDigits = 32;
 // Connections that do not say who they are; more of them wait in the system.
 constexpr std::size_t kUnknownMax = 64;
+// Calls that were refused are tried again after this time.
+constexpr milliseconds kPause{50};
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
@@ -91,6 +94,7 @@ struct UnknownCaller {
   UniqueFd socket;
   std::array<std::byte, sizeof(SocketHello)> heard{};
   std::size_t heard_bytes = 0;
+  bool is_connected = true;
   bool is_over = false;
 
   // Returns whether all has been heard.
@@ -118,12 +122,14 @@ class SocketMeeting {
         end_(steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(
                                        std::chrono::duration<double>(timeout_s))),
         called_(own_.rank),
+        call_again_(own_.rank),
         sockets_(own_.rank_count) {}
 
   std::vector<UniqueFd> run() {
     while (!is_complete()) {
       for (std::uint32_t rank = 0; rank < own_.rank; ++rank)
-        if (!sockets_[rank] && !called_[rank].socket) call(rank);
+        if (!sockets_[rank] && !called_[rank].socket && steady_clock::now() >= call_again_[rank])
+          call(rank);
       await_news();
       for (std::uint32_t rank = 0; rank < own_.rank; ++rank)
         if (!sockets_[rank] && called_[rank].socket) hear_called(rank);
@@ -145,28 +151,41 @@ class SocketMeeting {
     return true;
   }
 
-  // A rank whose door is open is reached at once, or within the system's own attempts.
+  // Begins to call. A rank whose door is open answers at once, or to the system's own attempts,
+  // which may go on for minutes. The other ranks are heard meanwhile.
   void call(std::uint32_t rank) {
+    call_again_[rank] = steady_clock::now() + kPause;
     const SocketEndpoint& to = endpoints_[rank];
     const Addresses found = addresses_of(to.address, to.port);
     if (found == nullptr) return;
-    UniqueFd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    UniqueFd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket) return;
-    // The system may try for minutes.
-    const auto left = std::chrono::ceil<std::chrono::seconds>(end_ - steady_clock::now());
-    const timeval limit{.tv_sec = std::max<std::int64_t>(1, left.count()), .tv_usec = 0};
-    (void)::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    if (::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0) return;
-    say(socket.get(), hello(own_, to));
-    called_[rank] = UnknownCaller{.socket = std::move(socket)};
+    if (::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS)
+      return;
+    called_[rank] = UnknownCaller{.socket = std::move(socket), .is_connected = false};
+  }
+
+  // Whether the call is through. A call that has failed is over.
+  bool is_through(UnknownCaller& called) const {
+    pollfd news{.fd = called.socket.get(), .events = POLLOUT, .revents = 0};
+    if (::poll(&news, 1, 0) <= 0) return false;
+    int error = 0;
+    socklen_t length = sizeof error;
+    called.is_over =
+        ::getsockopt(called.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0;
+    return !called.is_over;
   }
 
   void hear_called(std::uint32_t rank) {
     UnknownCaller& called = called_[rank];
-    if (called.hear() && called.said() == hello(endpoints_[rank], own_)) {
+    if (!called.is_connected && is_through(called)) {
+      called.is_connected = true;
+      say(called.socket.get(), hello(own_, endpoints_[rank]));
+    }
+    if (called.is_connected && called.hear() && called.said() == hello(endpoints_[rank], own_)) {
       sockets_[rank] = std::move(called.socket);
     } else if (called.is_over || called.heard_bytes == called.heard.size()) {
-      called = UnknownCaller();  // another process, or a door that has closed: call again
+      called = UnknownCaller();  // another process, or a door that is closed: call again
     }
   }
 
@@ -191,15 +210,18 @@ class SocketMeeting {
   }
 
   void await_news() {
-    if (steady_clock::now() >= end_) fail();
+    const auto now = steady_clock::now();
+    if (now >= end_) fail();
     std::vector<pollfd> sockets{{.fd = door_.socket(), .events = POLLIN, .revents = 0}};
     for (const UnknownCaller& called : called_)
       if (called.socket)
-        sockets.push_back({.fd = called.socket.get(), .events = POLLIN, .revents = 0});
+        sockets.push_back({.fd = called.socket.get(),
+                           .events = static_cast<short>(called.is_connected ? POLLIN : POLLOUT),
+                           .revents = 0});
     for (const UnknownCaller& caller : callers_)
       sockets.push_back({.fd = caller.socket.get(), .events = POLLIN, .revents = 0});
-    constexpr int kPauseMs = 50;  // then calls that were refused are tried again
-    (void)::poll(sockets.data(), sockets.size(), kPauseMs);
+    const auto pause = std::min(kPause, std::chrono::ceil<milliseconds>(end_ - now));
+    (void)::poll(sockets.data(), sockets.size(), static_cast<int>(pause.count()));
   }
 
   [[noreturn]] void fail() const {
@@ -220,6 +242,7 @@ class SocketMeeting {
   const double timeout_s_;
   const steady_clock::time_point end_;
   std::vector<UnknownCaller> called_;  // by rank: those before this one, that have not answered yet
+  std::vector<steady_clock::time_point> call_again_;  // by rank: not earlier
   std::vector<UnknownCaller> callers_;
   std::vector<UniqueFd> sockets_;  // by rank
 };
@@ -237,6 +260,11 @@ SocketEndpoint parse_endpoint(const std::string& text, std::uint32_t rank,
                 fmt::format("the text number {} of {} is not the endpoint of rank {}; give every "
                             "rank's own text, by rank",
                             rank, rank_count, rank));
+  if (addresses_of(endpoint.address, endpoint.port) == nullptr)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the text number {} of {} has the address \"{}\", which is no IP "
+                            "address; give every rank's own text, by rank",
+                            rank, rank_count, endpoint.address));
   return endpoint;
 }
 
@@ -285,6 +313,12 @@ std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
   std::vector<SocketEndpoint> endpoints;
   for (std::uint32_t rank = 0; rank < rank_count; ++rank)
     endpoints.push_back(parse_endpoint(texts[rank], rank, rank_count));
+  // Texts of an earlier start have other doors and secrets, so no rank would ever answer.
+  if (const std::uint32_t own = door.endpoint().rank; texts[own] != door.endpoint().text())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the text number {} of {} is another endpoint than rank {} has now, as "
+                            "from an earlier start; send every rank the endpoints of this start",
+                            own, rank_count, own));
   return endpoints;
 }
 

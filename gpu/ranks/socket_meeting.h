@@ -13,7 +13,8 @@
 
 namespace sluice {
 
-// Fails with kInvalidArgument if a text is not an endpoint.
+// Fails with kInvalidArgument if a text is not an endpoint, or if this rank's text is not that of
+// `door`.
 std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
                                             std::span<const std::string> texts);
 

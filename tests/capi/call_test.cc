@@ -208,6 +208,10 @@ TEST_F(CApiCall, StepsThatCannotBe) {
                                      .group_count = 0,
                                      .reserved = 0};
   refused(sluice_finish_step(engine_, &finish, &report), "gradient_divisor is -1");
+  sluice_finish_options later = finish;
+  later.gradient_divisor = 1;
+  later.reserved = 3;
+  refused(sluice_finish_step(engine_, &later, &report), "options->reserved is 3; it must be 0");
   ASSERT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_OK) << sluice_last_error();
   EXPECT_EQ(report.step, 1u);
   ASSERT_EQ(sluice_close(engine_), SLUICE_OK);

@@ -173,5 +173,28 @@ TEST_F(CApiOpaque, EmptyTensorsAreTensors) {
   EXPECT_EQ(report.schedule_changes, 0u);
 }
 
+// A product that does not fit into 64 bits is not taken for a small one.
+TEST_F(CApiOpaque, SizesThatWrapAreRefused) {
+  constexpr std::uint64_t kHalf = std::uint64_t{1} << 32;
+  const std::uint64_t wrapping[] = {kHalf, kHalf};
+  const std::uint64_t large[] = {std::uint64_t{1} << 60};
+  for (const auto& [shape, dimensions] : {std::pair{wrapping, 2u}, std::pair{large, 1u}}) {
+    const sluice_tensor codes{"codes", shape, dimensions, 0};
+    const sluice_unit units[] = {mixed_[0], {"opaque", &codes, 1, SLUICE_OPAQUE}};
+    sluice_model made = model();
+    made.units = units;
+    EXPECT_EQ(sluice_engine_create(config().c_str(), &made, &engine_), SLUICE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(sluice_last_error()).find("\"codes\""), std::string::npos)
+        << sluice_last_error();
+  }
+  const std::uint64_t empty[] = {kHalf, kHalf, 0};
+  const sluice_tensor codes{"codes", empty, 3, 0};
+  const sluice_unit units[] = {mixed_[0], {"opaque", &codes, 1, SLUICE_OPAQUE}};
+  sluice_model made = model();
+  made.units = units;
+  EXPECT_EQ(sluice_engine_create(config().c_str(), &made, &engine_), SLUICE_OK)
+      << sluice_last_error();
+}
+
 }  // namespace
 }  // namespace sluice::test

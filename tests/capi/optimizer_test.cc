@@ -128,6 +128,11 @@ TEST_F(CApiOptimizer, RefusesBadInput) {
   refused(sluice_optimizer_read(optimizer_, 0, SLUICE_EXP_AVG, 0, 1, nullptr), "null");
   refused(sluice_optimizer_write(optimizer_, 1, SLUICE_PARAMETER, 0, 1, &value), "\"half\"");
   refused(sluice_optimizer_write(optimizer_, 0, SLUICE_EXP_AVG, 99'999, 2, &value), "100000");
+  const float squares[] = {1, 0, -0.5f};
+  refused(sluice_optimizer_write(optimizer_, 0, SLUICE_EXP_AVG_SQ, 5, 3, squares),
+          "element 7 of exp_avg_sq is -0.5; a mean of squares is not negative");
+  EXPECT_EQ(sluice_optimizer_read(optimizer_, 0, SLUICE_EXP_AVG_SQ, 5, 1, &value), SLUICE_OK);
+  EXPECT_EQ(value, 0) << "the refused values have been written";
   refused(sluice_optimizer_describe(optimizer_, nullptr), "null");
   sluice_optimizer* other = nullptr;
   EXPECT_EQ(sluice_optimizer_create("{}", nullptr, 0, &other), SLUICE_INVALID_ARGUMENT);

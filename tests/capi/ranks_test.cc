@@ -1,6 +1,9 @@
 // Ranks behind the C interface, as threads that each make a handle of their own.
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <array>
 #include <thread>
 
@@ -193,6 +196,109 @@ TEST_F(CApiRanks, RanksThatDifferSaySo) {
     sluice_engine* engine = nullptr;
     EXPECT_EQ(sluice_engine_create_ranked(own.c_str(), &made, ranks_[rank], &engine), SLUICE_RANKS);
     EXPECT_NE(std::string(sluice_last_error()).find("differs between rank 0 and rank 1"),
+              std::string::npos)
+        << sluice_last_error();
+  });
+}
+
+// The values of tensor 0 fail on rank 1 as long as `context` says so.
+int failing_values(void* context, std::uint32_t tensor, std::uint64_t first, float* values,
+                   std::uint64_t count) {
+  return *static_cast<bool*>(context) ? 7 : sine_values(nullptr, tensor, first, values, count);
+}
+
+// Rank 0 hears of it at once, and both ranks may try again.
+TEST_F(CApiRanks, ValuesThatFailOnOneRankFailOnAll) {
+  connect();
+  const sluice_model made = model();
+  on_every_rank([&](std::uint32_t rank) {
+    sluice_engine* engine = nullptr;
+    ASSERT_EQ(sluice_engine_create_ranked(config().c_str(), &made, ranks_[rank], &engine),
+              SLUICE_OK)
+        << sluice_last_error();
+    bool fails = rank == 1;
+    const sluice_status expected = fails ? SLUICE_CALLBACK : SLUICE_INTERNAL;
+    const std::string said =
+        fails ? "the function for values has failed" : "another rank has failed";
+    EXPECT_EQ(sluice_initialize(engine, failing_values, &fails), expected) << sluice_last_error();
+    EXPECT_NE(std::string(sluice_last_error()).find(said), std::string::npos)
+        << sluice_last_error();
+    bool never = false;
+    ASSERT_EQ(sluice_initialize(engine, failing_values, &never), SLUICE_OK) << sluice_last_error();
+    const std::uint32_t tensor = 0;
+    EXPECT_EQ(sluice_replace_values(engine, &tensor, 1, failing_values, &fails), expected)
+        << sluice_last_error();
+    EXPECT_NE(std::string(sluice_last_error()).find(said), std::string::npos)
+        << sluice_last_error();
+    EXPECT_EQ(sluice_begin_step(engine, &step_), SLUICE_POISONED) << "the engine goes on";
+    sluice_engine_destroy(engine);
+  });
+}
+
+// A config that is refused leaves the ranks as they were, so a better one can follow.
+TEST_F(CApiRanks, ARefusedConfigDoesNotUseTheRanksUp) {
+  connect();
+  const sluice_model made = model();
+  on_every_rank([&](std::uint32_t rank) {
+    sluice_engine* engine = nullptr;
+    const auto refusal = [&](const std::string& entry) {
+      EXPECT_EQ(sluice_engine_create_ranked(config().insert(1, entry).c_str(), &made, ranks_[rank],
+                                            &engine),
+                SLUICE_CONFIG)
+          << entry << ": " << sluice_last_error();
+      return std::string(sluice_last_error());
+    };
+    EXPECT_NE(refusal(R"("shardingg": {}, )").find("shardingg"), std::string::npos);
+    EXPECT_EQ(refusal(R"("sharding": {"group": "node"}, )"),
+              "sharding.group is \"node\", and how many ranks a node will have is not known here; "
+              "give their number");
+    EXPECT_EQ(refusal(R"("sharding": {"reduction": "nccl"}, )"),
+              "sharding.reduction \"nccl\" is for ranks on GPUs; set run.device to \"cuda\" "
+              "(RankDevice::kGpu), or sharding.reduction to \"exact\"");
+    EXPECT_NE(refusal(R"("sharding": {"group": 3}, )").find("sharding.group is 3"),
+              std::string::npos);
+    EXPECT_EQ(sluice_engine_create_ranked(config().c_str(), &made, ranks_[rank], &engine),
+              SLUICE_OK)
+        << sluice_last_error();
+    sluice_engine_destroy(engine);
+  });
+}
+
+// Messages call each handle what it is.
+TEST_F(CApiRanks, MessagesNameTheKindOfHandle) {
+  const char* endpoint = nullptr;
+  EXPECT_EQ(sluice_ranks_endpoint(nullptr, &endpoint), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "sluice_ranks_endpoint: the group of ranks is null");
+  EXPECT_EQ(sluice_optimizer_wait_all(nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "sluice_optimizer_wait_all: the optimizer is null");
+  open_doors();
+  const pid_t child = fork();
+  ASSERT_NE(child, -1);
+  if (child == 0) {
+    const bool is_refused =
+        sluice_ranks_endpoint(ranks_[0], &endpoint) == SLUICE_FORKED &&
+        std::string(sluice_last_error()) ==
+            "this group of ranks belongs to the process that forked this one; "
+            "make a new group of ranks here, or use this one only in the parent";
+    _exit(is_refused ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+// Ranks whose groups differ open other sequences of collectives; they say so at once.
+TEST_F(CApiRanks, RanksInDifferentGroupsSaySo) {
+  connect();
+  const sluice_model made = model();
+  on_every_rank([&](std::uint32_t rank) {
+    const std::string own =
+        config().insert(1, rank == 0 ? R"("sharding": {"group": 1}, )" : R"("run": {}, )");
+    sluice_engine* engine = nullptr;
+    EXPECT_EQ(sluice_engine_create_ranked(own.c_str(), &made, ranks_[rank], &engine), SLUICE_RANKS);
+    EXPECT_NE(std::string(sluice_last_error())
+                  .find("sharding.group is 1 on one rank and 2 on another; start every rank with "
+                        "the same config and model"),
               std::string::npos)
         << sluice_last_error();
   });

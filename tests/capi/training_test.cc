@@ -1,5 +1,6 @@
 // Training through the C interface: what it reports is what has happened.
 #include <algorithm>
+#include <stdexcept>
 
 #include "tests/capi/capi_support.h"
 
@@ -162,6 +163,23 @@ TEST_F(CApiTraining, BytesAreThePlans) {
   EXPECT_NE(report.nvme_write_bytes, 0u);
 }
 
+// The engine counts bytes as before behind values that have failed.
+TEST_F(CApiTraining, BytesAreThePlansAfterValuesThatFail) {
+  make(R"("overlap": "serial")");
+  (void)step(step_, nullptr);
+  const auto failing = [](void*, std::uint32_t, std::uint64_t, float*, std::uint64_t) { return 1; };
+  const std::uint32_t tensor = 0;
+  ASSERT_EQ(sluice_replace_values(engine_, &tensor, 1, failing, nullptr), SLUICE_CALLBACK);
+  ASSERT_EQ(sluice_replace_values(engine_, &tensor, 1, sine_values, nullptr), SLUICE_OK);
+  sluice_traffic traffic{};
+  ASSERT_EQ(sluice_predicted_traffic(engine_, 1, &traffic), SLUICE_OK);
+  for (int i = 0; i < 2; ++i) {
+    const sluice_step_report report = step(step_, nullptr);
+    EXPECT_EQ(report.nvme_read_bytes, traffic.nvme_read_bytes) << i;
+    EXPECT_EQ(report.nvme_write_bytes, traffic.nvme_write_bytes) << i;
+  }
+}
+
 TEST_F(CApiTraining, WhereTensorsLie) {
   make();
   sluice_tensor_info bias{}, scale{};
@@ -214,6 +232,52 @@ TEST_F(CApiTraining, NotesComeOnceEach) {
   EXPECT_NE(std::string(note).find("not used as scheduled"), std::string::npos);
   ASSERT_EQ(sluice_next_note(engine_, &note), SLUICE_OK);
   EXPECT_EQ(note, nullptr);
+}
+
+// A step ends with every failure, also with one that is no error of Sluice.
+TEST_F(CApiTraining, AnExceptionOfTheApplicationEndsTheStep) {
+  make();
+  const auto add = [](void*, std::uint64_t*, std::uint64_t) -> int {
+    throw std::runtime_error("the network is gone");
+  };
+  ASSERT_EQ(sluice_set_norm_group(engine_, add, nullptr, nullptr, 0), SLUICE_OK);
+  ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK) << sluice_last_error();
+  walk(1);
+  sluice_step_report report{};
+  EXPECT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_INTERNAL);
+  EXPECT_STREQ(sluice_last_error(), "the network is gone");
+  EXPECT_EQ(sluice_abandon_step(engine_), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "sluice_abandon_step: no step is active");
+}
+
+// The oldest notes go where there are too many, and a note says how many went.
+TEST_F(CApiTraining, NotesThatAreDroppedAreCounted) {
+  make();
+  const auto take = [&] {
+    std::vector<std::string> notes;
+    const char* note = nullptr;
+    while (sluice_next_note(engine_, &note) == SLUICE_OK && note != nullptr) notes.push_back(note);
+    return notes;
+  };
+  const auto train = [&](int steps) {  // each without a unit, of which a note tells
+    for (int i = 0; i < steps; ++i) {
+      ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK) << sluice_last_error();
+      use(0, SLUICE_FORWARD, 1);
+      use(0, SLUICE_BACKWARD, 1);
+      sluice_step_report report{};
+      ASSERT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_OK) << sluice_last_error();
+    }
+  };
+  train(2);  // the schedule changes
+  (void)take();
+  train(103);
+  const std::vector<std::string> notes = take();
+  ASSERT_EQ(notes.size(), 101u);
+  EXPECT_EQ(notes[0],
+            "3 older notes were dropped: only the newest 100 are kept; call "
+            "sluice_next_note() after each step");
+  EXPECT_NE(notes[1].find("step 6: "), std::string::npos) << notes[1];
+  EXPECT_TRUE(take().empty());
 }
 
 }  // namespace

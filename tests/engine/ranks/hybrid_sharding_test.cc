@@ -81,6 +81,34 @@ TEST(HybridSharding, TrafficIsThatOfTheFormula) {
   }
 }
 
+// Ranks in groups open more sequences than others, which would wait for them.
+TEST(HybridSharding, RanksInDifferentGroupsAreToldAtOnce) {
+  const auto failures = [](const auto& change) {
+    const TempDirectory directory;
+    const Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
+    const RankConditions conditions{.timeout_s = 5, .change = change};
+    std::vector<std::string> all;
+    for (const RankRun& run : run_ranks(4, config, {.steps = 1, .rank_count = 4}, conditions))
+      all.push_back(run.failure);
+    return all;
+  };
+  const auto groups = failures(
+      [](std::uint32_t rank, Config& config) { config.sharding.group_ranks = rank == 2 ? 2 : 0; });
+  const auto nodes = failures([](std::uint32_t rank, Config& config) {
+    if (rank != 2) return;
+    config.sharding.reduction = RankReduction::kNodes;
+    config.sharding.node_ranks = 2;
+  });
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(groups[rank],
+              fmt::format("rank {} of 4: sharding.group is 2 on one rank and 4 on another; start "
+                          "every rank with the same config and model",
+                          rank));
+    EXPECT_NE(nodes[rank].find("is 0 on one rank and 2 on another"), std::string::npos)
+        << nodes[rank];
+  }
+}
+
 TEST(HybridSharding, GroupsThatDoNotDivideTheRanksAreRefused) {
   const TempDirectory directory;
   Config config = sharded_config(directory.path(), 3, false, DType::kBf16);

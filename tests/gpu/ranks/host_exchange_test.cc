@@ -23,13 +23,14 @@
 
 #include "base/aligned_buffer.h"
 #include "cpu_optim/rank_sum.h"
-#include "gpu/ranks/message_port.h"
 #include "gpu/ranks/shared_segment.h"
 #include "tests/contract/collectives_contract.h"
+#include "tests/gpu/ranks/thread_port.h"
 
 namespace {
 
-// Permissions to read this process's memory: which process got them, and how many are left.
+// Permissions to read this process's memory: which process got the last, and how often it was given
+// since it was taken back.
 std::atomic<int> permitted{0};
 std::atomic<int> permits{0};
 
@@ -43,77 +44,17 @@ extern "C" int prctl(int option, ...) {
   va_end(arguments);
   if (option != PR_SET_PTRACER) return static_cast<int>(::syscall(SYS_prctl, option, process));
   if (process != 0) permitted = process;
-  permits += process == 0 ? -1 : 1;
+  permits = process == 0 ? 0 : permits + 1;
   return 0;
 }
 
 namespace sluice {
 namespace {
 
-// The part that the ranks of the host have in common.
-struct Host {
-  explicit Host(std::uint32_t count)
-      : rank_count(count), rendezvous(static_cast<std::ptrdiff_t>(count)) {}
-
-  const std::uint32_t rank_count;
-  std::barrier<> rendezvous;
-  std::vector<std::byte> told;  // by the first rank
-  std::atomic<std::uint32_t> nays = 0;
-};
-
 // When a rank says no although it could say yes: the first time that all say whether they can read
 // each other's memory, and the second, when their parents may.
 constexpr int kReading = 3;
 constexpr int kReadingWithPermit = 5;
-
-class ThreadPort final : public MessagePort {
- public:
-  // `refused`: agreements, counted from 1, in which the rank says no.
-  ThreadPort(Host& host, std::uint32_t rank, std::vector<int> refused = {})
-      : host_(host), rank_(rank), refused_(std::move(refused)) {}
-
-  std::uint32_t rank() const override { return rank_; }
-  std::vector<std::uint32_t> host_ranks() override {
-    std::vector<std::uint32_t> ranks;
-    for (std::uint32_t rank = 0; rank < host_.rank_count; ++rank) ranks.push_back(rank);
-    return ranks;
-  }
-  bool broadcast_on_host(std::span<std::byte> data) override {
-    if (rank_ == 0) host_.told.assign(data.begin(), data.end());
-    host_.rendezvous.arrive_and_wait();
-    std::ranges::copy(host_.told, data.begin());
-    return true;
-  }
-  bool agree_on_host(bool own) override {
-    if (!own || std::ranges::count(refused_, ++agreements_) != 0) ++host_.nays;
-    host_.rendezvous.arrive_and_wait();
-    const bool all_agree = host_.nays == 0;
-    host_.rendezvous.arrive_and_wait();
-    host_.nays = 0;
-    host_.rendezvous.arrive_and_wait();
-    return all_agree;
-  }
-  int agreements() const { return agreements_; }
-
-  // Nothing here sends messages.
-  std::string version() const override { return "threads"; }
-  std::uint32_t rank_count() const override { return host_.rank_count; }
-  int tag_max() const override { return 0; }
-  std::uint32_t start_send(const std::byte*, std::uint64_t, std::uint32_t, int) override {
-    std::abort();
-  }
-  std::uint32_t start_receive(std::byte*, std::uint64_t, std::uint32_t, int) override {
-    std::abort();
-  }
-  void test(std::vector<std::uint32_t>&, std::string&) override { std::abort(); }
-  [[noreturn]] void abort() override { std::abort(); }
-
- private:
-  Host& host_;
-  std::uint32_t rank_;
-  std::vector<int> refused_;
-  int agreements_ = 0;
-};
 
 class ExchangeCollectives final : public HostCollectives {
  public:
@@ -156,7 +97,7 @@ using ExchangeBody = std::function<void(ExchangeCollectives& ranks, HostDevice& 
 
 void run_threads(std::uint32_t rank_count, const HostCollectivesOptions& options,
                  const ExchangeBody& body) {
-  Host host(rank_count);
+  SharedHost host(rank_count);
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
     threads.emplace_back([&, rank] {
@@ -294,21 +235,6 @@ TEST(HostExchange, MemoryThatCannotBeReadIsAFailureThatSaysWhy) {
       EXPECT_NE(failure.find("rank 0 has not answered rank 1"), std::string::npos) << failure;
     }
   });
-}
-
-using PortBody = std::function<void(ThreadPort& port)>;
-
-void run_ports(std::uint32_t rank_count, const std::vector<int>& refused_by_last,
-               const PortBody& body) {
-  Host host(rank_count);
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
-    threads.emplace_back([&, rank] {
-      ThreadPort port(host, rank, rank + 1 == rank_count ? refused_by_last : std::vector<int>());
-      body(port);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
 }
 
 // A rank that may not read the others' memory takes all of them to messages, unless it may when

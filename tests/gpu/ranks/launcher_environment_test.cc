@@ -106,5 +106,47 @@ TEST(Launch, BrokenVariablesAreNamed) {
   expect_error_naming({"RANK=8", "WORLD_SIZE=8"}, [&] { (void)launch_in(beyond); });
 }
 
+// Slurm lists the ranks of every node, in the order of the nodes.
+TEST(Launch, SlurmTellsHowManyRanksANodeHas) {
+  const auto count_on = [](const char* list, const char* node) {
+    const auto launch =
+        launch_in(merged(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", list}, {"SLURM_NODEID", node}}));
+    return launch->knows_local_ranks ? launch->local_rank_count : 0;
+  };
+  EXPECT_EQ(count_on("4(x2),3", "0"), 4u);
+  EXPECT_EQ(count_on("4(x2),3", "1"), 4u);
+  EXPECT_EQ(count_on("4(x2),3", "2"), 3u);
+  EXPECT_EQ(count_on("4(x2),3", "3"), 0u);
+  EXPECT_EQ(count_on("5,4(x2),2", "2"), 4u);
+  EXPECT_EQ(count_on("8", "0"), 8u);
+  for (const char* list : {"", "4(", "4(x2", "4(x)", "4(y2)", "4,", ",4", "4;3", "x", "4(x2)3"}) {
+    expect_error_naming({"SLURM_STEP_TASKS_PER_NODE", "4(x2),3"},
+                        [&] { (void)count_on(list, "0"); });
+  }
+}
+
+// Every rank of a host then counts alike, whatever its own number.
+TEST(Launch, AHostOfUnknownSizeCountsAsOneRank) {
+  const auto launch = launch_in(kSlurm);
+  EXPECT_EQ(launch->local_rank, 1u);
+  EXPECT_EQ(launch->local_rank_count, 1u);
+  EXPECT_FALSE(launch->knows_local_ranks);
+}
+
+TEST(Launch, NumbersOfAHostThatCannotBeAreRefused) {
+  Variables variables = kTorchrun;
+  variables["LOCAL_WORLD_SIZE"] = "0";
+  expect_error_naming({"LOCAL_RANK=1", "LOCAL_WORLD_SIZE=0"}, [&] { (void)launch_in(variables); });
+  variables["LOCAL_WORLD_SIZE"] = "1";
+  expect_error_naming({"LOCAL_RANK=1", "LOCAL_WORLD_SIZE=1"}, [&] { (void)launch_in(variables); });
+  variables.erase("LOCAL_RANK");
+  variables["LOCAL_WORLD_SIZE"] = "0";
+  expect_error_naming({"LOCAL_WORLD_SIZE=0"}, [&] { (void)launch_in(variables); });
+  expect_error_naming({"SLURM_LOCALID=1", "SLURM_STEP_TASKS_PER_NODE"}, [&] {
+    (void)launch_in(
+        merged(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "1(x8)"}, {"SLURM_NODEID", "0"}}));
+  });
+}
+
 }  // namespace
 }  // namespace sluice

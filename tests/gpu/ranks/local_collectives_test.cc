@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <latch>
+#include <new>
 #include <thread>
 
 #include "cpu_optim/rank_sum.h"
@@ -142,6 +143,33 @@ TEST(MpiWorld, MissingLibraryIsAnErrorThatNamesIt) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
     EXPECT_NE(std::string(error.what()).find("/nowhere/libsluice_mpi.so"), std::string::npos);
   }
+}
+
+std::atomic<bool> sum_fails = false;
+
+void failing_sum(const OrderedSum& sum) {
+  if (sum_fails.exchange(false)) throw std::bad_alloc();
+  sum_in_order(sum);
+}
+
+// The rank no longer reads the others' memory, so they need not wait for that.
+TEST(LocalCollectivesFailure, ASumThatFailsOnOneRankEndsTheOthers) {
+  sum_fails = true;
+  std::atomic<int> told = 0;
+  run_threads(3, {.timeout_s = 2, .sum = failing_sum}, [&](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    const DeviceBuffer data(device, 4096, "a test");
+    ranks.all_reduce({.data = data.data(), .element_count = 64, .subject = "wte"}, stream.id());
+    try {
+      device.synchronize(stream.id());
+    } catch (const std::exception& error) {
+      const std::string message = error.what();
+      told += message == std::bad_alloc().what() ||
+              message.find("has failed in all_reduce of \"wte\": " +
+                           std::string(std::bad_alloc().what())) != std::string::npos;
+    }
+  });
+  EXPECT_EQ(told, 3);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <iterator>
 #include <string>
@@ -54,7 +55,8 @@ TEST(SocketDisagreement, RanksThatRunDifferentOperationsAreTold) {
   for (std::size_t i = 0; i < std::size(cases); ++i) {
     SCOPED_TRACE(i);
     std::atomic<int> told = 0;
-    run_threads(2, {.timeout_s = 2, .sum = sum_in_order}, [&](Collectives& ranks, Device& device) {
+    const HostCollectivesOptions options{.timeout_s = 60, .sum = sum_in_order};
+    run_threads(2, options, [&](Collectives& ranks, Device& device) {
       const Stream stream(device, "test");
       const DeviceBuffer data(device, 4 * kLarge, "a test");
       const Operation& own = ranks.rank() == 0 ? cases[i].first : cases[i].second;
@@ -64,8 +66,29 @@ TEST(SocketDisagreement, RanksThatRunDifferentOperationsAreTold) {
       EXPECT_NE(failure, "no failure");
       told += failure.find("another operation or one of another size") != std::string::npos;
     });
-    EXPECT_GE(told, 1);  // the other one may hear first that its peer has failed
+    EXPECT_EQ(told, 2) << "one has waited in vain";
   }
+}
+
+// Rank 0 waits for a rank that has failed on its own, and does not take it for a late one.
+TEST(SocketDisagreement, ARankThatHasFailedIsNamedSoon) {
+  const auto begin = std::chrono::steady_clock::now();
+  run_threads(2, {.timeout_s = 60, .sum = sum_in_order}, [&](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    const DeviceBuffer data(device, 2_MiB, "a test");
+    std::byte* const nowhere = nullptr;
+    ranks.broadcast({.data = ranks.rank() == 0 ? nowhere : data.data(),
+                     .size_bytes = 1_MiB,
+                     .root = 0,
+                     .subject = "wte"},
+                    stream.id());
+    EXPECT_EQ(failure_of(device, stream),
+              ranks.rank() == 0
+                  ? "rank 1 has not answered rank 0 in broadcast of \"wte\", because it has "
+                    "failed; its own message says why"
+                  : "rank 1 cannot read the memory of rank 0 in broadcast of \"wte\": Bad address");
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
 }  // namespace

@@ -208,35 +208,50 @@ TEST(SocketFailure, RankThatDoesNotComeIsNamedOnEveryOther) {
 }
 
 // A host that drops what it is sent: the system would go on calling for two minutes.
+class DeafDoor {
+ public:
+  DeafDoor() : deaf_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    auto* const general = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(::bind(deaf_.get(), general, length), 0);
+    EXPECT_EQ(::listen(deaf_.get(), 0), 0);
+    EXPECT_EQ(::getsockname(deaf_.get(), general, &length), 0);
+    port_ = ntohs(address.sin_port);
+    // These calls are not taken, so that the system drops the next one.
+    for (int i = 0; i < 4; ++i) {
+      callers_.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      (void)::connect(callers_.back().get(), general, length);
+    }
+  }
+  // Makes calls of rank `rank` come here.
+  void stand_for(Doors& meeting, std::uint32_t rank) const {
+    std::string& endpoint = meeting.endpoints[rank];
+    const std::string port = " " + std::to_string(meeting.doors[rank]->endpoint().port) + " ";
+    ASSERT_NE(endpoint.find(port), std::string::npos) << endpoint;
+    endpoint.replace(endpoint.find(port), port.size(), " " + std::to_string(port_) + " ");
+  }
+  void shut() const { (void)::shutdown(deaf_.get(), SHUT_RDWR); }
+
+ private:
+  UniqueFd deaf_;
+  std::uint16_t port_ = 0;
+  std::vector<UniqueFd> callers_;
+};
+
 TEST(SocketMeeting, ACallThatIsNotAnsweredIsGivenUp) {
   Doors meeting(2);
-  const UniqueFd deaf(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* const general = reinterpret_cast<sockaddr*>(&address);
-  ASSERT_EQ(::bind(deaf.get(), general, length), 0);
-  ASSERT_EQ(::listen(deaf.get(), 0), 0);
-  ASSERT_EQ(::getsockname(deaf.get(), general, &length), 0);
-  // These calls are not taken, so that the system drops the next one.
-  std::vector<UniqueFd> callers;
-  for (int i = 0; i < 4; ++i) {
-    callers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    (void)::connect(callers.back().get(), general, length);
-  }
-  std::string& endpoint = meeting.endpoints[0];
-  const std::string port = " " + std::to_string(meeting.doors[0]->endpoint().port) + " ";
-  ASSERT_NE(endpoint.find(port), std::string::npos) << endpoint;
-  endpoint.replace(endpoint.find(port), port.size(),
-                   " " + std::to_string(ntohs(address.sin_port)) + " ");
+  const DeafDoor deaf;
+  deaf.stand_for(meeting, 0);
   std::atomic<bool> is_over = false;
   std::atomic<bool> was_helped = false;
   std::thread helper([&] {  // a call that goes on is refused, once that door is shut
     for (int i = 0; i < 400 && !is_over; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     was_helped = !is_over;
-    if (was_helped) (void)::shutdown(deaf.get(), SHUT_RDWR);
+    if (was_helped) deaf.shut();
   });
   const std::string message = expect_error(
       ErrorCode::kRanks, [&] { (void)connect_ranks(*meeting.doors[1], meeting.endpoints, 0.5); });
@@ -244,6 +259,25 @@ TEST(SocketMeeting, ACallThatIsNotAnsweredIsGivenUp) {
   helper.join();
   EXPECT_FALSE(was_helped) << "it still calls after 20 s";
   EXPECT_NE(message.find("has waited 0.5 s for a connection with rank 0"), std::string::npos)
+      << message;
+}
+
+// Rank 2 calls rank 0 in vain, and rank 1, which answers.
+TEST(SocketMeeting, ARankThatAnswersIsNotBlamedForOneThatDoesNot) {
+  Doors meeting(3);
+  const DeafDoor deaf;
+  deaf.stand_for(meeting, 0);
+  std::thread healthy([&] {
+    expect_error(ErrorCode::kRanks,
+                 [&] { (void)connect_ranks(*meeting.doors[1], meeting.endpoints, 2); });
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string message = expect_error(
+      ErrorCode::kRanks, [&] { (void)connect_ranks(*meeting.doors[2], meeting.endpoints, 1.5); });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1950));
+  healthy.join();
+  EXPECT_NE(message.find("has waited 1.5 s for a connection with rank 0 (127.0.0.1); it may"),
+            std::string::npos)
       << message;
 }
 
@@ -307,6 +341,14 @@ TEST(SocketMeeting, EndpointsAreThoseOfTheRanks) {
   EXPECT_EQ(refusal({meeting.endpoints[0], meeting.endpoints[0]}), wrong);
   EXPECT_EQ(refusal({meeting.endpoints[0], ""}), wrong);
   EXPECT_EQ(refusal({meeting.endpoints[0], Doors(3).endpoints[1]}), wrong);
+  EXPECT_EQ(refusal(Doors(2).endpoints),
+            "the text number 0 of 2 is another endpoint than rank 0 has now, as from an earlier "
+            "start; send every rank the endpoints of this start");
+  std::string unreadable = meeting.endpoints[1];
+  unreadable.replace(unreadable.find(kHere), std::strlen(kHere), "example.org");
+  EXPECT_EQ(refusal({meeting.endpoints[0], unreadable}),
+            "the text number 1 of 2 has the address \"example.org\", which is no IP address; give "
+            "every rank's own text, by rank");
   EXPECT_NE(expect_error(ErrorCode::kInvalidArgument, [] { SocketDoor("example.org", 0, 2); })
                 .find("\"example.org\" is no IP address"),
             std::string::npos);
