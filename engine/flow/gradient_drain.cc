@@ -138,10 +138,12 @@ void GradientDrain::move_home(Job& job) {
   const UnitId unit = job.use.unit;
   const GradientRange kept{
       .unit = unit, .begin = layout_.set_begin(unit), .count = layout_.set_elements(unit)};
+  const GradientRange range = job.is_reduced ? owned_range(layout_, unit) : kept;
+  job.moved_bytes = range.count * layout_.format().gradient_bytes();
   job.has_left = !job.has_slot;
   job.is_home = false;
   if (job.is_in_set) return;  // it is there, once it has been computed
-  home_of(unit).start({.range = job.is_reduced ? owned_range(layout_, unit) : kept,
+  home_of(unit).start({.range = range,
                        .data = job.has_slot ? tiers_.gradient_slot(job.slot) : nullptr,
                        .is_first = job.is_first,
                        .step = step_},
@@ -198,8 +200,10 @@ bool GradientDrain::awaits_reduction(const Job& job) const {
 
 // The sum is copied up into the slot, reduced there, and copied back.
 void GradientDrain::start_last_reduction(Job& job) {
-  device_.copy(tiers_.gradient_slot(job.slot), tiers_.gradient_set(job.use.unit),
-               layout_.unit_gradient_bytes(job.use.unit), copy_stream_.id());
+  const std::uint64_t size_bytes = layout_.unit_gradient_bytes(job.use.unit);
+  device_.copy(tiers_.gradient_slot(job.slot), tiers_.gradient_set(job.use.unit), size_bytes,
+               copy_stream_.id());
+  if (kind_of(job.use.unit) == TraceKind::kCopyToHost) copied_bytes_ += size_bytes;
   job.is_first = true;
   job.has_left = job.is_home = false;
   reduce(job, /*is_last=*/true);
@@ -211,13 +215,13 @@ TraceKind GradientDrain::kind_of(UnitId unit) const {
 
 void GradientDrain::trace_copy(Job& job) {
   const std::uint64_t now_ns = trace_now_ns();
-  copied_bytes_ += layout_.unit_gradient_bytes(job.use.unit);
   const TraceKind kind = kind_of(job.use.unit);
+  if (kind == TraceKind::kCopyToHost) copied_bytes_ += job.moved_bytes;
   trace_span({.begin_ns = job.released_ns,
               .end_ns = now_ns,
               .started_ns = std::max(job.computed_ns, copied_ns_),
               .moved_ns = now_ns,
-              .size_bytes = layout_.unit_gradient_bytes(job.use.unit),
+              .size_bytes = job.moved_bytes,
               .step = step_,
               .unit = index_of(job.use.unit),
               .kind = kind,

@@ -137,7 +137,8 @@ class GradientDrain {
     bool is_in_set = false;         // the gradient has been computed in the gradient set
     bool has_left = false;          // the gradient has been copied out of the slot
     bool is_home = false;
-    bool is_reduced = false;  // the ranks have added up this gradient
+    bool is_reduced = false;        // the ranks have added up this gradient
+    std::uint64_t moved_bytes = 0;  // of the gradient, to where it waits
   };
 
   struct Unit {

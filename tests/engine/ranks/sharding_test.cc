@@ -190,6 +190,10 @@ TEST(ShardingTraffic, IsThatOfTheFormula) {
           const RankTraffic traffic = run.result.reports[1].rank_traffic;
           EXPECT_EQ(traffic.reduced_bytes, reduced) << stage << " " << micro_batches;
           EXPECT_EQ(traffic.gathered_bytes, gathered) << stage << " " << micro_batches;
+          // Half of each gradient, with its padding, goes to where gradients wait.
+          if (stage == 0 || !reduces_each) continue;
+          const double copied = static_cast<double>(run.result.reports[1].copies.gradient_bytes);
+          EXPECT_NEAR(2 * copied / static_cast<double>(reduced), 1, 0.05) << stage;
         }
       }
     }
