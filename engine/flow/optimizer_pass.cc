@@ -117,8 +117,15 @@ void OptimizerPass::count_versions(const std::vector<bool>& stays) {
 void OptimizerPass::commit(BlockId block, std::uint64_t step) {
   if (commits_ == nullptr) return;
   commits_->updated(block, step);
+  leave_held(block, step + 1);
+}
+
+// The block is held no longer: the commits learn of the steps from `first_step` on that have left
+// it as it is.
+void OptimizerPass::leave_held(BlockId block, std::uint64_t first_step) {
+  if (commits_ == nullptr) return;
   const std::uint64_t until = std::exchange(left_until_[index_of(block)], 0);
-  for (std::uint64_t later = step + 1; later <= until; ++later) commits_->left(block, later);
+  for (std::uint64_t step = first_step; step <= until; ++step) commits_->left(block, step);
 }
 
 // The coefficients are known: the lane's tentative update counts, or is made again.

@@ -142,6 +142,7 @@ class OptimizerPass {
   void settle(Lane& lane, bool adopt);
   void count_versions(const std::vector<bool>& stays);
   void commit(BlockId block, std::uint64_t step);
+  void leave_held(BlockId block, std::uint64_t first_step);
   bool is_next(const Lane& lane, const Lane& than) const;
   void advance(Lane& lane);
   void finish_reading(Lane& lane);
@@ -191,11 +192,11 @@ class OptimizerPass {
   std::uint32_t lanes_busy_ = 0;
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; still true while the previous update is being written
-  // left_until_ has one entry for each block. While an update of a block is being written to the
-  // block's home, later steps may leave the block unchanged. The entry is the number of the last
-  // step that has left the block unchanged. The entry is 0 if no step has left the block unchanged.
-  // When the update has reached the block's home, the block counts as saved. This holds for all
-  // commits up to the step in the entry.
+  // left_until_ has one entry for each block. While a lane or the device holds a block, steps may
+  // leave the block unchanged. Then an earlier update is being written to the block's home, or the
+  // lane still reads for a cancelled step. The entry is the number of the last step that has left
+  // the block unchanged. The entry is 0 if no step has left the block unchanged. When the block is
+  // no longer held, leave_held() reports these steps to the commits.
   std::vector<std::uint64_t> left_until_;
 
   bool is_stopped_ = false;

@@ -163,12 +163,15 @@ void OptimizerPass::release(Lane& lane, bool keep_parameters) {
               .unit = index_of(layout_.block(lane.block).unit),
               .block = index_of(lane.block),
               .kind = TraceKind::kLane});
+  const bool is_void = lane.outcome == Outcome::kVoid;
   lane.enter(Phase::kFree, Outcome::kHome);
   lane.is_late = false;
   in_lane_[index_of(lane.block)] = false;
   --lanes_busy_;
   if (lane.index < buffered_lanes_) scheduler_.pools().take_back(MemoryPool::kLanes, lane_bytes_);
   if (lane.slot != Lane::kNoSlot) slots_.leave(lane.slot, SlotUser::kPass, keep_parameters);
+  // The step that came instead of the cancelled one has the same number, and may have left it.
+  if (is_void && !scheduler_.failed()) leave_held(lane.block, lane.step);
   on_change_();
 }
 

@@ -7,46 +7,12 @@
 namespace sluice {
 namespace {
 
-// Changes of cause in one step; more than a few per use would be noise.
-constexpr std::size_t kSegmentsAUse = 8;
+// Changes of cause in one step; more than a few per use would be noise. Each use, and the step's
+// end, has some for itself. Units with many blocks take more, as long as there are others.
+constexpr std::size_t kSegmentsAUse = 16;
+constexpr std::size_t kOwnSegmentsAUse = 8;
 
 }  // namespace
-
-Blame blame_of(TraceReason reason) {
-  switch (reason) {
-    case TraceReason::kRead:
-    case TraceReason::kSlot:
-    case TraceReason::kWindow:
-    case TraceReason::kCopy:
-    case TraceReason::kGradientSlot:
-    case TraceReason::kGradientCopy:
-    case TraceReason::kGradientSpill:
-    case TraceReason::kCollective:
-    case TraceReason::kActivation:
-    case TraceReason::kCommit:
-    case TraceReason::kAnnounce:
-    case TraceReason::kSchedule: return Blame::kIo;
-    case TraceReason::kUpdateRead:
-    case TraceReason::kUpdateLane:
-    case TraceReason::kUpdate:
-    case TraceReason::kUpdateWrite:
-    case TraceReason::kSave:
-    case TraceReason::kNorm: return Blame::kOptimizer;
-    case TraceReason::kNone: return Blame::kOther;
-  }
-  return Blame::kOther;
-}
-
-std::int64_t StepTimes::hidden_ns() const {
-  const std::int64_t for_ranks_ns = wait_ns[static_cast<std::size_t>(TraceReason::kCollective)] +
-                                    wait_ns[static_cast<std::size_t>(TraceReason::kAnnounce)];
-  return std::clamp<std::int64_t>(work.any_ns - (exposed_ns() - for_ranks_ns), 0,
-                                  std::max<std::int64_t>(0, work.any_ns));
-}
-
-double StepTimes::hidden_share() const {
-  return work.any_ns <= 0 ? 1 : static_cast<double>(hidden_ns()) / static_cast<double>(work.any_ns);
-}
 
 void StepTimeline::begin(const Schedule& schedule, std::uint64_t step) {
   const std::scoped_lock lock(mutex_);
@@ -129,16 +95,27 @@ void StepTimeline::waits_for(std::uint32_t use, WaitCause cause) {
   if (use == changed_use_ && use != kTraceNone && cause.reason != TraceReason::kNone)
     cause.reason = TraceReason::kSchedule;
   const bool is_open = !segments_.empty() && segments_.back().end_ns == 0;
-  if (is_open && segments_.back().use == use && segments_.back().cause == cause) return;
-  // Full: later waits continue under the last cause. Only hundreds of changes of cause per use lead
-  // here.
-  if (is_open && cause.reason != TraceReason::kNone && segments_.back().use == use &&
-      segments_.size() == segments_.capacity())
-    return;
+  const bool goes_on = is_open && segments_.back().use == use;
+  if (goes_on && segments_.back().cause == cause) return;
+  const std::size_t left = segments_left(use);
+  if (goes_on && cause.reason != TraceReason::kNone) {
+    // The last cause goes on. The use's own segments are for other reasons, not for other blocks.
+    const WaitCause& last = segments_.back().cause;
+    const bool is_other_block = last == WaitCause{cause.reason, cause.unit, last.block};
+    if (left <= (is_other_block ? kOwnSegmentsAUse : 0)) return;
+  }
   const std::uint64_t now_ns = steady_now_ns();
   close_segment(now_ns);
-  if (cause.reason == TraceReason::kNone || segments_.size() == segments_.capacity()) return;
+  if (cause.reason == TraceReason::kNone || left == 0) return;
   segments_.push_back({.use = use, .cause = cause, .begin_ns = now_ns});
+}
+
+// The segments that `use` may still add, so that those after it and the step's end have their own.
+std::size_t StepTimeline::segments_left(std::uint32_t use) const {
+  const std::size_t later =
+      use == kTraceNone ? 0 : std::max<std::size_t>(expected_uses_, use + 1) - use;
+  const std::size_t taken = segments_.size() + kOwnSegmentsAUse * later;
+  return segments_.capacity() - std::min(segments_.capacity(), taken);
 }
 
 void StepTimeline::close_segment(std::uint64_t now_ns) {

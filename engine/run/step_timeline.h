@@ -131,6 +131,7 @@ class StepTimeline {
   enum class Phase : std::uint8_t { kComputing, kStalled, kEnding };
 
   void close_segment(std::uint64_t now_ns);
+  std::size_t segments_left(std::uint32_t use) const;
   // Divides the step into parts, up to the last part that is known to have ended. If `all` is set,
   // the function divides the whole step.
   void advance(std::uint64_t now_ns, bool all);

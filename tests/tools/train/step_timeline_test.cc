@@ -109,6 +109,43 @@ TEST_F(StepUnderWay, EveryPartOfAWaitHasItsCause) {
   timeline_.resume(1, stream_.id(), {.scheduled = schedule_[1]});
 }
 
+// A use with many blocks, each with causes of its own, leaves room for the causes of later uses.
+TEST_F(StepUnderWay, ManyCausesOfEarlierUsesLeaveLaterOnesTheirs) {
+  constexpr std::uint32_t kBlocks = 60;
+  const auto last = static_cast<std::uint32_t>(schedule_.size() - 1);
+  const auto wait = [&](std::uint32_t use, TraceReason reason, std::uint32_t block) {
+    timeline_.waits_for(use, {.reason = reason, .unit = 1, .block = block});
+  };
+  for (std::uint32_t use = 0; use <= last; ++use) {
+    timeline_.arrive(use, stream_.id());
+    device_->synchronize(stream_.id());
+    for (std::uint32_t block = 0; block < kBlocks; ++block) {
+      wait(use, TraceReason::kUpdateRead, block);
+      if (use != last) wait(use, TraceReason::kUpdateWrite, block);
+    }
+    if (use == last) {
+      wait(use, TraceReason::kUpdate, 7);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      wait(use, TraceReason::kUpdate, 8);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    timeline_.ready();
+    timeline_.resume(use, stream_.id(), {.scheduled = schedule_[use]});
+  }
+  Event released(*device_);
+  device_->record(released.id(), stream_.id());
+  device_->synchronize(stream_.id());
+  timeline_.ends(released.id());
+  timeline_.waits_for(kTraceNone, {.reason = TraceReason::kNorm});
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  const StepTimes times = timeline_.finish(steady_now_ns(), {});
+  const auto waited = [&](TraceReason reason) {
+    return times.wait_ns[static_cast<std::size_t>(reason)];
+  };
+  EXPECT_GE(waited(TraceReason::kUpdate), 10'000'000);
+  EXPECT_GE(waited(TraceReason::kNorm), 2'000'000);
+}
+
 // An acquire() that fails, after which the application ends the step.
 TEST_F(StepUnderWay, EndsThoughTheLastAcquireHasFailed) {
   lease(0);
