@@ -135,6 +135,7 @@ bool DetachedFlow::start_next() {
 
 void DetachedFlow::bring(Flight& flight) {
   flight.place = staging_->take();
+  flight.job->remote->update = homes_[*flight.block].version + 1;
   flight.is_coming = true;
   staging_->bring(*flight.place, *flight.block, *flight.job->remote, [this, &flight] {
     flight.is_coming = false;

@@ -53,6 +53,7 @@ void DetachedStaging::bring(Place place, std::uint32_t block, const DeviceValues
   const std::uint64_t parameter_bytes = may_be_known ? 0 : values.parameter_bytes;
   const TraceRecord record{.begin_ns = trace_now_ns(),
                            .size_bytes = parameter_bytes + values.gradient_bytes,
+                           .step = values.update,
                            .unit = plan_.blocks[block].tensor,
                            .block = block,
                            .kind = TraceKind::kCopyToHost};
@@ -73,6 +74,7 @@ void DetachedStaging::bring_parameter(Place place, std::uint32_t block, const De
   has_parameter_[place] = 1;
   const TraceRecord record{.begin_ns = trace_now_ns(),
                            .size_bytes = values.parameter_bytes,
+                           .step = values.update,
                            .unit = plan_.blocks[block].tensor,
                            .block = block,
                            .kind = TraceKind::kCopyToHost};
@@ -84,6 +86,7 @@ void DetachedStaging::send(Place place, std::uint32_t block, const DeviceValues&
                            std::function<void()> done) {
   const TraceRecord record{.begin_ns = trace_now_ns(),
                            .size_bytes = values.parameter_bytes,
+                           .step = values.update,
                            .unit = plan_.blocks[block].tensor,
                            .block = block,
                            .kind = TraceKind::kCopyToDevice};
@@ -112,7 +115,9 @@ void DetachedStaging::follow(const Stream& stream, const Event& copied, TraceRec
         return scheduler_.fail(std::current_exception());
       }
       TraceRecord ended = record;
-      ended.end_ns = trace_now_ns();
+      // The time in which the stream still did other work is in it, too.
+      ended.started_ns = ended.begin_ns;
+      ended.end_ns = ended.moved_ns = trace_now_ns();
       trace_span(ended);
       done();
     });

@@ -30,6 +30,7 @@ struct DeviceValues {
   const std::byte* gradient = nullptr;
   std::uint64_t parameter_bytes = 0;
   std::uint64_t gradient_bytes = 0;
+  std::uint64_t update = 0;  // the number of the block's update, for traces
 };
 
 class DetachedStaging {

@@ -184,7 +184,12 @@ class NcclCollectives final : public Collectives {
   void use_memory(std::span<std::byte> memory) override {
     outside_of_operations("registering memory", [&] { communicator_->register_memory(memory); });
   }
-  void forget_memory() noexcept override { communicator_->deregister_memory(); }
+  // NCCL unmaps a window at once, also under operations that use it.
+  void forget_memory() noexcept override {
+    common_->caller.drain();
+    common_->watch.await(*communicator_);
+    communicator_->deregister_memory();
+  }
   std::vector<std::string> notes() const override { return communicator_->notes(); }
 
   void on_failure(std::function<void(const Error&)> handler) override {
@@ -197,17 +202,7 @@ class NcclCollectives final : public Collectives {
   }
 
  private:
-  struct Messages {
-    std::vector<NcclMessage> list;
-
-    void send(std::uint32_t peer, const std::byte* data, std::uint64_t size_bytes) {
-      if (size_bytes != 0)
-        list.push_back({const_cast<std::byte*>(data), size_bytes, peer, /*is_send=*/true});
-    }
-    void receive(std::uint32_t peer, std::byte* data, std::uint64_t size_bytes) {
-      if (size_bytes != 0) list.push_back({data, size_bytes, peer, /*is_send=*/false});
-    }
-  };
+  using Messages = NcclMessages;
 
   // The elements of the source that `range` gives a rank are summed there.
   struct Reduction {

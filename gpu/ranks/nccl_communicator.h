@@ -33,6 +33,18 @@ struct NcclMessage {
   std::uint32_t peer = 0;
   bool is_send = false;
 };
+// The messages that are exchanged together. Messages without bytes are left out.
+struct NcclMessages {
+  std::vector<NcclMessage> list;
+
+  void send(std::uint32_t peer, const std::byte* data, std::uint64_t size_bytes) {
+    if (size_bytes != 0)
+      list.push_back({const_cast<std::byte*>(data), size_bytes, peer, /*is_send=*/true});
+  }
+  void receive(std::uint32_t peer, std::byte* data, std::uint64_t size_bytes) {
+    if (size_bytes != 0) list.push_back({data, size_bytes, peer, /*is_send=*/false});
+  }
+};
 
 class NcclCommunicator {
  public:

@@ -43,15 +43,17 @@ void NcclWatch::add(NcclCommunicator& communicator) {
   communicators_.push_back(&communicator);
 }
 
-void NcclWatch::remove(NcclCommunicator& communicator) {
-  {
-    std::unique_lock lock(mutex_);
-    ended_.wait(lock, [&] {
-      return std::ranges::none_of(in_flight_, [&](const auto& operation) {
-        return operation->communicator == &communicator;
-      });
+void NcclWatch::await(const NcclCommunicator& communicator) {
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] {
+    return std::ranges::none_of(in_flight_, [&](const auto& operation) {
+      return operation->communicator == &communicator;
     });
-  }
+  });
+}
+
+void NcclWatch::remove(NcclCommunicator& communicator) {
+  await(communicator);
   const std::scoped_lock no_failure(failing_mutex_);  // one may be ending this communicator's work
   const std::scoped_lock lock(mutex_);
   std::erase(communicators_, &communicator);

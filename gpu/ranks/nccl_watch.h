@@ -61,7 +61,9 @@ class NcclWatch {
 
   // After this call, fail() also ends the communicator's work.
   void add(NcclCommunicator& communicator);
-  // Waits until the communicator's operations are over, and then forgets the communicator.
+  // Waits until the communicator's operations are over.
+  void await(const NcclCommunicator& communicator);
+  // Does the same, and then forgets the communicator.
   void remove(NcclCommunicator& communicator);
 
   // The caller calls begin() before the calls that enqueue an operation. From then on, the watch

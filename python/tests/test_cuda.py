@@ -4,7 +4,10 @@ Skipped without a GPU. With SLUICE_TEST_FAKE_GPU, the library that SLUICE_LIBRAR
 tensors given to on_gpu() play those of a GPU: everything runs but CUDA itself and torch's kernels."""
 
 import copy
+import csv
 import os
+import shutil
+import subprocess
 
 import pytest
 import torch
@@ -19,6 +22,8 @@ PLAYERS = {}  # the tensors that play those of a GPU, by id; they stay alive
 if not IS_FAKE and (not torch.cuda.is_available() or gpus.why_not(0)):
     pytest.skip("no GPU that torch and Sluice can use", allow_module_level=True)
 
+COMMAND = os.environ.get("SLUICE_COMMAND") or shutil.which("sluice")
+needs_command = pytest.mark.skipif(not COMMAND, reason="the command `sluice` is not here, and SLUICE_COMMAND does not name it")
 needs_cuda = pytest.mark.skipif(IS_FAKE, reason="needs CUDA's own streams and kernels")
 
 
@@ -203,6 +208,24 @@ def test_a_state_dict_goes_on(tmp_path):
         one.step()
         two.step()
     assert all(same_bits(p, q) for p, q in zip(whole.parameters(), halves.parameters()))
+
+
+@needs_command
+def test_a_trace_has_the_times_of_copies(tmp_path):
+    model = on_gpu(model_of(torch.bfloat16))
+    with sluice.trace(tmp_path / "optimizer.trace"):
+        optimizer = sluice.optim.AdamW(model.parameters(), config=config_of("host", tmp_path))
+        for step in range(3):
+            set_gradients((model,), step)
+            optimizer.step()
+        optimizer.close()
+    subprocess.run([COMMAND, "trace", "export", tmp_path / "optimizer.trace", "--csv", tmp_path / "records.csv"], check=True)
+    with open(tmp_path / "records.csv", encoding="utf-8", newline="") as file:
+        copies = [row for row in csv.DictReader(file) if row["kind"].startswith("copy to")]
+    assert {(row["kind"], row["step"]) for row in copies} == {(f"copy to {to}", str(step)) for to in ("host", "device") for step in (1, 2, 3)}
+    for row in copies:
+        begin, started, moved, end = (int(row[name]) for name in ("begin_ns", "started_ns", "moved_ns", "end_ns"))
+        assert 0 < begin <= started < moved <= end
 
 
 @needs_cuda

@@ -8,6 +8,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
+#include "base/stored_elements.h"
 #include "engine/bound/bound.h"
 #include "engine/bound/planned_step.h"
 #include "engine/store/storage_queue.h"
@@ -193,6 +194,31 @@ void write_random_tokens(const std::string& path, std::uint32_t vocabulary, std:
 
 namespace {
 
+// Small values of both signs, cheap to make: they only have to differ.
+void fill_cheaply(std::uint64_t first, std::span<float> values) {
+  for (std::uint64_t i = 0; i < values.size(); ++i) {
+    const std::uint64_t hash = (first + i) * 0x9e3779b97f4a7c15u;
+    values[i] = (static_cast<float>(hash >> 40) * 0x1p-24f - 0.5f) * 0.06f;
+  }
+}
+
+// The values that training begins with. A GPU computes faster on zeros, because it draws less
+// power.
+void fill_parameters(Device& device, std::byte* target, std::uint64_t count, DType type) {
+  std::vector<float> values(count);
+  fill_cheaply(0, values);
+  AlignedBuffer host(count * size_of(type), "a benchmark's values");
+  with_element_type(type, [&]<class T>(T*) {
+    for (std::uint64_t i = 0; i < count; ++i)
+      store(values[i], reinterpret_cast<T*>(host.data())[i]);
+  });
+  device.register_host_memory(host.span());
+  const Stream stream(device, "values");
+  device.copy(target, host.data(), count * size_of(type), stream.id());
+  device.synchronize(stream.id());
+  device.unregister_host_memory(host.span());
+}
+
 // The passes of a step over parameters that stay where they are: all blocks share one block's, so
 // that a model of any size fits.
 double compute_step_s(const TrainConfig& config, const Dataset& dataset, Device& device,
@@ -221,6 +247,8 @@ double compute_step_s(const TrainConfig& config, const Dataset& dataset, Device&
   for (const std::uint32_t unit : {0u, 1u, config.model.layers + 1}) {
     const std::uint32_t kind = kind_of(UnitId{unit});
     memory.push_back(unit_memory(spec.units[unit], ops.type(), parameters[kind]));
+    fill_parameters(device, memory.back().data(), memory.back().size_bytes() / size_of(ops.type()),
+                    ops.type());
     memory.push_back(unit_memory(spec.units[unit], ops.gradient_type(), gradients[kind]));
   }
   const auto constant = [&](UnitId unit) {
@@ -253,7 +281,7 @@ struct GpuStepLimits {
 // The limits of a step whose passes take `compute_s` alone: a third for the forward pass, each use
 // the same.
 GpuStepLimits limits_of(const TrainConfig& config, const Engine& engine, double compute_s,
-                     Rates rates) {
+                        Rates rates) {
   const ModelSpec model = validated(gpt::gpt_model_spec(config.model));
   const Schedule schedule = training_schedule(model, config.micro_batches);
   const double use_s = compute_s / static_cast<double>(3 * schedule.size() / 2);
@@ -272,14 +300,6 @@ GpuStepLimits limits_of(const TrainConfig& config, const Engine& engine, double 
 
 constexpr std::uint64_t kDriveRequestBytes = 4_MiB;
 constexpr std::uint32_t kDriveDepth = 16;
-
-// Small values of both signs, cheap to make: they only have to differ.
-void fill_cheaply(std::uint64_t first, std::span<float> values) {
-  for (std::uint64_t i = 0; i < values.size(); ++i) {
-    const std::uint64_t hash = (first + i) * 0x9e3779b97f4a7c15u;
-    values[i] = (static_cast<float>(hash >> 40) * 0x1p-24f - 0.5f) * 0.06f;
-  }
-}
 
 }  // namespace
 

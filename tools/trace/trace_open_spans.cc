@@ -24,6 +24,20 @@ std::uint64_t last_ns(const TraceFile& file, const std::vector<TraceRecord>& beg
   return last;
 }
 
+// The step that was under way: the one that began last, if none has ended since. Earlier steps
+// without an end were abandoned.
+const TraceRecord* step_under_way(const TraceFile& file, const std::vector<TraceRecord>& begun) {
+  const TraceRecord* last = nullptr;
+  for (const TraceRecord& record : begun)
+    if (record.kind == TraceKind::kStep && (last == nullptr || record.begin_ns > last->begin_ns))
+      last = &record;
+  const bool has_ended =
+      last != nullptr && std::ranges::any_of(file.records, [&](const auto& ended) {
+        return ended.kind == TraceKind::kStep && ended.end_ns > last->begin_ns;
+      });
+  return has_ended ? nullptr : last;
+}
+
 }  // namespace
 
 void add_open_spans(TraceFile& file, const std::vector<TraceRecord>& begun) {
@@ -48,10 +62,12 @@ void add_open_spans(TraceFile& file, const std::vector<TraceRecord>& begun) {
     record.end_ns = end_ns;
     file.records.push_back(record);
   };
+  const TraceRecord* const step = step_under_way(file, begun);
   if (computation != nullptr) add(*computation);
   for (const TraceRecord& record : begun) {
     if (is_of_computation(record) || !ended.insert(identity(record)).second) continue;
-    if (record.kind == TraceKind::kStep) file.open_step = record.step;
+    if (record.kind == TraceKind::kStep && &record != step) continue;
+    if (&record == step) file.open_step = record.step;
     add(record);
   }
 }

@@ -84,6 +84,27 @@ TEST(NcclLibraryTest, RegistersMemoryAsTheVersionCan) {
   }
 }
 
+// NCCL unmaps a window at once. So a rank that goes waits for its operations, and for the other
+// ranks in them.
+TEST(NcclLibraryTest, AWindowOutlivesItsOperations) {
+  run_threads(2, {.timeout_s = 60, .library = FAKE_NCCL}, [](Collectives& ranks, Device& device) {
+    const DeviceBuffer memory(device, 1_MiB, "a test");
+    ranks.use_memory({memory.data(), memory.size_bytes()});
+    const Stream stream(device, "test");
+    const Event gathered(device);
+    if (ranks.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ranks.all_gather({.target = memory.data(),
+                      .source = memory.data() + ranks.rank() * 4096,
+                      .shard_bytes = 4096,
+                      .subject = "h.3"},
+                     stream.id());
+    device.record(gathered.id(), stream.id());
+    ranks.forget_memory();
+    EXPECT_TRUE(device.is_complete(gathered.id())) << "rank " << ranks.rank();
+    device.synchronize(stream.id());
+  });
+}
+
 // Up to 2.25 NCCL leaves in the thread what it has begun on a communicator.
 TEST(NcclLibraryTest, OneThreadUsesTwoCommunicatorsOfAnOldVersion) {
   const Version version("22403");

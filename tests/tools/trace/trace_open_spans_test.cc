@@ -73,6 +73,26 @@ TEST(OpenSpans, LastUntilTheEnd) {
   EXPECT_EQ(analysis.steps()[1].compute_ns, 30);
 }
 
+// A step that was abandoned has no end. It is not taken for the step in which the run was killed.
+TEST(OpenSpans, AnAbandonedStepIsNone) {
+  for (const bool is_in_step : {false, true}) {
+    const TempDirectory directory;
+    const std::string path = directory.path() + "/open.trace";
+    trace_start({.file = path});
+    trace_begin({.begin_ns = 100, .step = 5, .kind = TraceKind::kStep});
+    trace_begin({.begin_ns = 200, .step = 5, .kind = TraceKind::kStep});
+    trace_record({.begin_ns = 200, .end_ns = 300, .step = 5, .kind = TraceKind::kStep});
+    if (is_in_step) trace_begin({.begin_ns = 400, .step = 6, .kind = TraceKind::kStep});
+    trace_record({.begin_ns = 320, .end_ns = 500, .kind = TraceKind::kWrite});
+    (void)trace_stop();
+    const std::vector<std::byte> whole = file_bytes(path);
+    const TraceFile file = parse_trace("killed", std::span(whole).first(whole.size() - kEndBytes));
+    EXPECT_EQ(file.open_step, is_in_step ? 6u : 0u);
+    EXPECT_EQ(file.records.size(), is_in_step ? 3u : 2u);
+    EXPECT_EQ(TraceAnalysis(file).steps().size(), is_in_step ? 2u : 1u);
+  }
+}
+
 // Computation that was announced and has ended is not there a second time.
 TEST(OpenSpans, ComputationThatEndedIsNone) {
   const TempDirectory directory;
