@@ -127,6 +127,7 @@ class Replay {
         config_(config_of_trace(section)),
         machine_(machine_of_trace(section)) {
     validate(config_);
+    require_scheduled_units(analysis.trace().path);
     layout_.emplace(plan_layout(config_, model_, shard_of_trace(section)));
     std::map<std::uint32_t, std::uint32_t> units;  // by use
     for (const TraceRecord& record : analysis.trace().records) {
@@ -159,6 +160,22 @@ class Replay {
   }
 
  private:
+  // Units that are in no order are announced by each step, which may choose others.
+  void require_scheduled_units(const std::string& path) const {
+    std::vector<bool> is_scheduled(model_.units.size(), false);
+    for (const auto& order : {model_.forward_order, model_.backward_order})
+      for (const UnitId unit : order) is_scheduled[index_of(unit)] = true;
+    const auto first = std::ranges::find(is_scheduled, false);
+    if (first == is_scheduled.end()) return;
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("trace whatif: no prediction from \"{}\": {} of its {} units, such as "
+                    "\"{}\", are announced, so steps use different units, and the model "
+                    "of a step has them all alike",
+                    path, std::ranges::count(is_scheduled, false), model_.units.size(),
+                    model_.units[static_cast<std::size_t>(first - is_scheduled.begin())].name));
+  }
+
   ModelSpec model_;
   Config config_;
   RunMachine machine_;

@@ -91,6 +91,27 @@ TEST_F(WhatIfTest, AModelThatIsFarOffPredictsNothing) {
   }
 }
 
+TEST_F(WhatIfTest, UnitsThatStepsAnnounceAreRefused) {
+  TraceFile file = with_steps_of(replayed_s_);
+  std::string& engine = file.sections.at("engine");
+  for (const char* const order : {"\"forward_order\":[", "\"backward_order\":["}) {
+    const std::size_t begin = engine.find(order);
+    ASSERT_NE(begin, std::string::npos);
+    const std::size_t end = engine.find(']', begin);
+    const std::string units = engine.substr(begin, end - begin);
+    std::string fewer = order;
+    for (const char unit : {'0', '1', '2', '3', '4'})  // 5 is in no order
+      fewer += std::string(fewer.back() == '[' ? "" : ",") + unit;
+    engine.replace(begin, units.size(), fewer);
+  }
+  const std::string flag = "\"announced\":false";
+  engine.replace(engine.rfind(flag), flag.size(), "\"announced\":true");
+  const std::string message =
+      expect_error(ErrorCode::kInput, [&] { (void)what_if(TraceAnalysis(file), {}); });
+  EXPECT_NE(message.find("1 of its 6 units, such as \""), std::string::npos) << message;
+  EXPECT_NE(message.find("are announced"), std::string::npos) << message;
+}
+
 TEST_F(WhatIfTest, StepsThatTookNoTimeAreRefused) {
   const TraceFile file = with_steps_of(0);
   const std::string message =
