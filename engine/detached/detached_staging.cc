@@ -51,12 +51,8 @@ void DetachedStaging::bring(Place place, std::uint32_t block, const DeviceValues
                                     values.gradient, values.gradient_bytes},
                           CopyPiece{target, values.parameter, values.parameter_bytes}};
   const std::uint64_t parameter_bytes = may_be_known ? 0 : values.parameter_bytes;
-  const TraceRecord record{.begin_ns = trace_now_ns(),
-                           .size_bytes = parameter_bytes + values.gradient_bytes,
-                           .step = values.update,
-                           .unit = plan_.blocks[block].tensor,
-                           .block = block,
-                           .kind = TraceKind::kCopyToHost};
+  const TraceRecord record =
+      begun(block, values, TraceKind::kCopyToHost, parameter_bytes + values.gradient_bytes);
   if (may_be_known)
     digests_.take_present(block, {values.parameter, values.parameter_bytes}, digests(place, block),
                           down_.id());
@@ -72,24 +68,14 @@ void DetachedStaging::bring(Place place, std::uint32_t block, const DeviceValues
 void DetachedStaging::bring_parameter(Place place, std::uint32_t block, const DeviceValues& values,
                                       std::function<void()> done) {
   has_parameter_[place] = 1;
-  const TraceRecord record{.begin_ns = trace_now_ns(),
-                           .size_bytes = values.parameter_bytes,
-                           .step = values.update,
-                           .unit = plan_.blocks[block].tensor,
-                           .block = block,
-                           .kind = TraceKind::kCopyToHost};
+  const TraceRecord record = begun(block, values, TraceKind::kCopyToHost, values.parameter_bytes);
   device_.copy(parameter(place), values.parameter, values.parameter_bytes, down_.id());
   follow(down_, copied_[place], record, std::move(done));
 }
 
 void DetachedStaging::send(Place place, std::uint32_t block, const DeviceValues& values,
                            std::function<void()> done) {
-  const TraceRecord record{.begin_ns = trace_now_ns(),
-                           .size_bytes = values.parameter_bytes,
-                           .step = values.update,
-                           .unit = plan_.blocks[block].tensor,
-                           .block = block,
-                           .kind = TraceKind::kCopyToDevice};
+  const TraceRecord record = begun(block, values, TraceKind::kCopyToDevice, values.parameter_bytes);
   device_.copy(values.parameter, parameter(place), values.parameter_bytes, up_.id());
   if (digests_.suits(block, values.parameter)) {
     digests_.take_written(block, {values.parameter, values.parameter_bytes}, up_.id());
@@ -100,6 +86,17 @@ void DetachedStaging::send(Place place, std::uint32_t block, const DeviceValues&
     free_.push_back(place);
     done();
   });
+}
+
+// The record of a copy that begins now.
+TraceRecord DetachedStaging::begun(std::uint32_t block, const DeviceValues& values, TraceKind kind,
+                                   std::uint64_t size_bytes) const {
+  return {.begin_ns = trace_now_ns(),
+          .size_bytes = size_bytes,
+          .step = values.update,
+          .unit = plan_.blocks[block].tensor,
+          .block = block,
+          .kind = kind};
 }
 
 void DetachedStaging::follow(const Stream& stream, const Event& copied, TraceRecord record,

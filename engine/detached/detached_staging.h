@@ -84,6 +84,8 @@ class DetachedStaging {
   }
   void bring_parameter(Place place, std::uint32_t block, const DeviceValues& values,
                        std::function<void()> done);
+  TraceRecord begun(std::uint32_t block, const DeviceValues& values, TraceKind kind,
+                    std::uint64_t size_bytes) const;
   void follow(const Stream& stream, const Event& copied, TraceRecord record,
               std::function<void()> done);
 
