@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from itertools import chain
-from typing import Any, Callable, Iterable, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import torch
 import torch.distributed as dist
@@ -138,7 +138,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         return settings
 
     def _with_threads(self, gpu: Optional[int]) -> "dict[str, Any]":
-        """The config with the default of run.threads: the cores of this process, but half of them where torch computes on the
+        """The config with the default of run.threads: this process's share of the host's cores, but half of them where torch computes on the
         others meanwhile, and all but one where that one launches the work of a GPU."""
         cores = granted_cores() // processes_of_launcher()
         is_overlapped = self._gradients == "backward" or self._overlap == "forward"
@@ -180,8 +180,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
 
     def _place(self, assigned: "Mapping[torch.Tensor, Mapping[str, Any]]") -> None:
         """Gives all parameters of param_groups their place in an engine. `assigned`: state to begin with."""
-        self._group = self._find_group(self._shard, self._process_group)
         parameters = [p for group in self.param_groups for p in group["params"]]
+        guards.require_not_offloaded(parameters)
+        self._group = self._find_group(self._shard, self._process_group)
         if self._overlap and any(map(is_distributed_tensor, parameters)):
             raise ArgumentError("overlap=\"forward\" does not work with DTensors: FSDP gathers them before the modules that "
                                 "they belong to run; leave it out")
@@ -203,7 +204,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
                    if id(p) not in self._shares and id(p) not in self._without_state]
         if not unknown:
             return
-        if self._has_stepped or self._has_loaded or any(entry.was_set for entry in self.state.values()):
+        if self.state:
             i, j, p = unknown[0]
             raise ArgumentError(f"param_groups[{i}].params[{j}] of shape {tuple(p.shape)} has been put there since the optimizer was made, "
                                 "and behind a step() or loaded state: it has no place in the state. Prepare the model (FSDP, tensor "
@@ -320,6 +321,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def _begin(self, shares: "list[tuple[Share, dict[str, Any]]]", scale: float = 1.0) -> None:
         assert self._engine is not None
         steps, counted = [self.state[share.parameter].steps for share, _ in shares], self._begun_elements
+        had_stepped = self._has_stepped
         self._mark()
         try:
             with self._counting:  # another thread may wait for what is kept, and drop it: it has to have begun
@@ -331,6 +333,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
                     self._forget(share.index)
                     self._copies.pop(share.index, None)
                     self.state[share.parameter].steps = before
+                self._has_stepped = had_stepped
             raise
         for share, _ in shares:
             torch.autograd.graph.increment_version(local_of(share.parameter))
@@ -458,7 +461,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
 
         def take(p: torch.Tensor) -> None:
             optimizer = reference()
-            if optimizer is not None:
+            if optimizer is not None and guards.owner_of([p]) is optimizer:  # and not one that was made later
                 optimizer._take(p)
 
         self._remove_hooks()
@@ -551,6 +554,16 @@ class DetachedOptimizer(torch.optim.Optimizer):
                                 "be dropped, or where the loss of another model goes through this one. With clip_norm=, gradients wait "
                                 "for step(), too")
 
+    @torch.no_grad()
+    def answer_leaving(self) -> None:
+        """For guards.py: another optimizer has these parameters from now on. Updates under way end before that, and it gets the gradients
+        that wait for their norm, as in torch."""
+        self.synchronize()
+        for p, gradient in self._held.values():
+            p.grad = gradient
+        self._held.clear()
+        self._taken.clear()
+
     def answer_wrapping(self, processes: Optional[int]) -> None:
         """For guards.py: the model was given to DistributedDataParallel, or runs in it, which needs the gradients that this takes."""
         raise ArgumentError("DistributedDataParallel around a model whose optimizer has gradients=\"backward\": the gradients "
@@ -560,15 +573,19 @@ class DetachedOptimizer(torch.optim.Optimizer):
 
     def _wait_in_forward(self, modules: nn.Module) -> None:
         for module in modules.modules():
-            self._read[module] = Parameters.wait_in(module, self._wait_for_read)
-            self._module_hooks += [module.register_forward_pre_hook(Waits(self, module, self._wait_for_module), prepend=True),
+            self._read[module] = Parameters.wait_in(module, self)
+            wait = Waits(self, module, DetachedOptimizer._wait_for_module)
+            self._module_hooks += [module.register_forward_pre_hook(wait, prepend=True),
                                    module.register_state_dict_pre_hook(Waits(self, module)),
                                    module.register_load_state_dict_pre_hook(Waits(self, module))]
 
     def _begin_to_wait(self) -> None:
-        """A step has ended whose updates run on: modules that begin wait for them."""
+        """A step has ended whose updates run on: modules that begin wait for them. This itself waits for parameters of others, such as
+        a second model's, which have no such hooks."""
         if self._overlap == "forward":
             self._called_before, self._called, self._has_others = self._called, set(), True
+            waited = {id(p) for module in self._read for p in module._parameters.values()}
+            self._wait_for([share.index for key, share in self._shares.items() if key not in waited])
 
     @torch.no_grad()
     def _wait_for_module(self, module: nn.Module) -> None:
@@ -592,10 +609,11 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._engine.log_notes()
 
     @torch.no_grad()
-    def _wait_for_read(self, parameters: "Iterable[Any]") -> None:
-        """Waits for a module's own parameters, of which one is read, as by a module that runs before it."""
+    def wait_for_read(self, parameters: Parameters) -> None:
+        """For waits.py: waits for a module's own parameters, of which one is read, as by a module that runs before it."""
         self._is_marked = False
-        self._wait_for([self._shares[id(p)].index for p in parameters if id(p) in self._shares])
+        self._wait_for([self._shares[id(p)].index for p in parameters.values() if id(p) in self._shares])
+        parameters.end(self)
 
     def _mark(self) -> None:
         """Updates begin: from now on the modules' parameters wait where they are read."""
@@ -603,13 +621,13 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._is_marked = True
             for parameters in self._read.values():
                 if parameters is not None:
-                    parameters.is_pending = True
+                    parameters.begin(self)
 
     def _end_marking(self, module: nn.Module) -> None:
         """A read of `module`'s own parameters needs no wait now. So what torch.compile makes of its forward has none in it."""
         parameters = self._read.get(module)
-        if parameters is not None and parameters.is_pending:
-            parameters.is_pending = self._is_marked = False
+        if parameters is not None and parameters.is_pending and parameters.end(self):
+            self._is_marked = False
 
     def _wait_for(self, indices: "list[int]") -> None:
         assert self._engine is not None
@@ -632,8 +650,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> "dict[str, Any]":
-        """torch's format, with all of the state in memory; `master` beside 16-bit parameters. Where the state is sharded over a
-        process group, or parameters are DTensors, every rank has to call it."""
+        """torch's format, with all of the state in memory; `master` beside 16-bit parameters. As in torch, there is none before the first
+        update. Where the state is sharded over a process group, or parameters are DTensors, every rank has to call it."""
         self.synchronize()
         self._place_replaced()
         result = super().state_dict()
@@ -669,7 +687,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
                 if p in values:
                     self.state[p].add_kinds(self._moments(group))
                     self.state[p].load(values[p])
-        self._has_loaded = True
+        self._has_loaded = any(values.values())
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
@@ -697,7 +715,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             for hook in self._module_hooks:
                 hook.remove()
             for module in self._read:
-                Parameters.end_in(module, self._wait_for_read)
+                Parameters.end_in(module, self)
             guards.disown((p for group in self.param_groups for p in group["params"]), self)
 
     def __del__(self) -> None:

@@ -45,18 +45,37 @@ def owner_of(parameters: "Iterable[Any]") -> Any:
     return next(iter(owners_of(parameters)), None)
 
 
-def own(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
-    """From now on `parameters` are known to be `optimizer`'s."""
-    for parameter in parameters:
-        parameter._sluice_owner = _Owner(optimizer)  # type: ignore[attr-defined]
+def own(parameters: "Iterable[torch.Tensor]", optimizer: Any, role: str = "_sluice_owner") -> None:
+    """From now on `parameters` are known to be `optimizer`'s. Another one of sluice_offload.optim that had them, as where the cell of a
+    notebook is run again, has them no longer."""
+    listed = list(parameters)
+    for other in list(owners_of(listed, role)):
+        if other is not optimizer and other.leaves_parameters:
+            other.answer_leaving()
+    for parameter in listed:
+        setattr(parameter, role, _Owner(optimizer))
     _install()
 
 
 def read_gradients(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
     """From now on `optimizer` may be reading gradients of `parameters` until its synchronize(), though they stay torch's."""
-    for parameter in parameters:
-        parameter._sluice_reader = _Owner(optimizer)  # type: ignore[attr-defined]
-    _install()
+    own(parameters, optimizer, "_sluice_reader")
+
+
+def require_not_offloaded(parameters: "Iterable[Any]") -> None:
+    """Raises ArgumentError where some of `parameters` are an engine's, which alone can update them."""
+    if any(not owner.leaves_parameters for owner in owners_of(parameters)):
+        raise ArgumentError("these are parameters of a model that is offloaded, and its engine updates them; train with the optimizer that "
+                            "offload() has returned")
+
+
+def require_free(parameters: "Iterable[Any]") -> None:
+    """Raises ArgumentError where an optimizer of sluice_offload.optim has hooks on the model of `parameters`."""
+    listed = list(parameters)
+    for other in (*owners_of(listed), *owners_of(listed, "_sluice_reader")):
+        if other.leaves_parameters:
+            raise ArgumentError(f"offload(): sluice_offload.optim.{type(other).__name__} has parameters of this model, with gradients=\"backward\" "
+                                "or overlap=\"forward\"; call the close() of that optimizer first")
 
 
 def disown(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
@@ -180,10 +199,11 @@ def _wrap(kind: Any, module: Optional[nn.Module] = None, *args: Any, **kwargs: A
 
 def _check_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
-        owner = owner_of(group["params"])
-        if owner is not None and owner is not optimizer:
-            raise ArgumentError(f"{type(optimizer).__name__} holds parameters whose gradients the engine has: it would change "
-                                f"nothing. Use the {type(owner).__name__} that has them")
+        for owner in owners_of(group["params"]):
+            if owner is not optimizer:
+                frees = ", or call its close()" if owner.leaves_parameters else ""
+                raise ArgumentError(f"{type(optimizer).__name__} holds parameters whose gradients the engine has: it would change "
+                                    f"nothing. Use the {type(owner).__name__} that has them{frees}")
 
 
 def require_no_hooks_of_tied(units: Units, is_own: "Callable[[Any], bool]" = lambda hook: False) -> None:

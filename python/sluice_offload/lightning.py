@@ -213,14 +213,22 @@ class SluiceStrategy(ParallelStrategy):
 
     def _synchronize_layers(self) -> None:
         """The Trainer's sync_batchnorm, as Lightning's ddp does it: before there are optimizers."""
-        if self._layer_sync is None or self.world_size == 1 or hasattr(self.lightning_module, "_sluice"):
+        if self._layer_sync is None or self.world_size == 1 or self.offloaded is not None:
             return
         assert self.model is not None
-        is_normed = any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in self.model.modules())
-        if isinstance(self._layer_sync, TorchSyncBatchNorm) and is_normed and self.root_device.type == "cpu":
+        is_torchs = isinstance(self._layer_sync, TorchSyncBatchNorm)
+        norms = [module for module in self.model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+        if is_torchs and norms and self.root_device.type == "cpu":
             raise ArgumentError(f"sync_batchnorm=True on {self.world_size} processes on the CPU: torch's SyncBatchNorm computes on GPUs "
                                 "alone; leave it out, and each process normalizes by its own part of the batch")
-        self.model = self._layer_sync.apply(self.model)
+        if not hasattr(self.lightning_module, "_sluice"):
+            self.model = self._layer_sync.apply(self.model)
+        elif not is_torchs:
+            raise ArgumentError(f"the module is offloaded already, and {type(self._layer_sync).__name__} would change its layers; apply it "
+                                "before offload(), and leave it out of the Trainer's plugins")
+        elif not all(isinstance(module, torch.nn.SyncBatchNorm) for module in norms):
+            raise ArgumentError("sync_batchnorm=True comes too late for a module that is offloaded already; call "
+                                "torch.nn.SyncBatchNorm.convert_sync_batchnorm(module) before offload()")
 
     def _require_usable(self, trainer: "pl.Trainer", given: OffloadOptimizer) -> None:
         """Raises for an optimizer of the module's own offload() that clips otherwise than the Trainer says, or that Lightning's

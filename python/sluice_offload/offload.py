@@ -121,6 +121,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if optimizer is not None and lr is not None:
         raise ArgumentError("offload(): lr and optimizer exclude each other; the optimizer's groups have their rates")
     _require_new(model)
+    guards.require_free(model.parameters())
     settings = read_config(config)
     require_no_deepspeed(settings)
     warn_of_memory(settings)

@@ -1,5 +1,5 @@
-"""`optimizer.state` of a detached optimizer: one entry per parameter, never empty, whose tensors are read when they are asked
-for and set when they are assigned."""
+"""`optimizer.state` of a detached optimizer: one entry per parameter, whose tensors are read when they are asked for and set when they
+are assigned."""
 
 import contextlib
 from collections.abc import Mapping, MutableMapping
@@ -10,7 +10,7 @@ import torch
 from . import library as lib
 from .detached import Detached
 from .errors import ArgumentError
-from .shares import Share
+from .shares import Share, check_moment, local_of
 
 
 def _is_count(value: Any) -> bool:
@@ -34,6 +34,11 @@ class Entry(MutableMapping[str, Any]):
             self._kinds["master"] = lib.MASTER
         self.steps = 0
         self.was_set = False  # by the program, other than by updates
+
+    @property
+    def has_begun(self) -> bool:
+        """There is something in it that a new optimizer would not have."""
+        return self.was_set or self.steps > 0
 
     def add_kinds(self, kinds: "Mapping[str, int]") -> None:
         """From now on, these are shown too: an optimizer whose momentum has been 0 gets one, which the engine has kept as zeros."""
@@ -65,6 +70,7 @@ class Entry(MutableMapping[str, Any]):
         if value is None:  # a momentum that there is not yet
             value = torch.zeros(self._share.count)
         else:
+            self._check_tensor(key, value)
             value = self._share.part(value)
         self._engine.write(self._share.index, self._kinds[key], value)
         self.was_set = True
@@ -97,45 +103,76 @@ class Entry(MutableMapping[str, Any]):
                 if self._has_step and not _is_count(value):
                     raise ArgumentError(f"the state of {self._share.name} has {value!r} as its step, which is a number of updates")
             elif value is not None and (key in self._kinds or key in self._known):
-                self._share.check_like(value, f"{key!r} in the state of {self._share.name}")
+                self._check_tensor(key, value)
+
+    def _check_tensor(self, key: str, value: Any) -> None:
+        words = f"{key!r} in the state of {self._share.name}"
+        self._share.check_like(value, words)
+        kind = self._kinds.get(key, self._known.get(key))
+        if kind != lib.MASTER:  # which is infinite where the parameter is
+            check_moment(local_of(value), words, may_be_negative=kind != lib.EXP_AVG_SQ)
 
     def load(self, values: "Mapping[str, Any]") -> None:
         """Sets all of it. Missing values are as at the beginning; a missing master is the parameter."""
         self.check(values)
+        if not values and not self.has_begun:
+            return
         self.add_kinds({key: self._known[key] for key in values if key in self._known and values[key] is not None})
-        if self._has_step:
-            self.steps = int(values.get("step", 0))
+        self.steps = int(values.get("step", 0)) if self._has_step else 0
         for key in self._kinds:
             if key == "master":
                 master = values.get(key)
                 self[key] = self._share.parameter.float() if master is None else master
             else:
                 self[key] = values.get(key)
+        self.was_set = len(values) > 0
 
 
-class States(dict[Any, Any]):
-    """The entries by parameter. Assigning to one sets it."""
+class States(MutableMapping[Any, Any]):
+    """The entries by parameter. Assigning to one sets it. As torch's, it is empty until there is an update or something is assigned, since
+    helpers as accelerate's prepare() copy what is in it. But the entry of any parameter is there for those who ask."""
+
+    def __init__(self) -> None:
+        self._entries: "dict[Any, Entry]" = {}
+
+    def __bool__(self) -> bool:
+        return any(entry.has_begun for entry in self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries) if self else 0
+
+    def __iter__(self) -> "Iterator[Any]":
+        return iter(self._entries if self else ())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries and bool(self)
+
+    def __getitem__(self, key: Any) -> Entry:
+        return self._entries[key]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._entries[key] if key in self else default
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if key not in self:
+        if key not in self._entries:
             raise ArgumentError("this tensor is not a parameter of the optimizer")
-        if value is not self[key]:
-            self[key].load(value)
+        if value is not self._entries[key]:
+            self._entries[key].load(value)
 
     def replace(self, values: Any) -> None:
         """As torch's optimizers when their state is another mapping: a parameter that it does not have begins anew."""
         if not isinstance(values, Mapping):
             raise ArgumentError(f"the optimizer's state is a mapping from parameters to their tensors, not {type(values).__name__}")
-        others = [key for key in values if key not in self]
+        others = [key for key in values if key not in self._entries]
         if others:
             raise ArgumentError(f"{len(others)} of the {len(values)} keys of the new state are not parameters of the optimizer")
         for parameter in values:  # all, before the first is changed
             self[parameter].check(values[parameter])
-        for parameter, entry in self.items():
+        for parameter, entry in self._entries.items():
             entry.load(values[parameter] if parameter in values else {})
 
     def add(self, parameter: torch.Tensor, entry: Entry) -> None:
-        super().__setitem__(parameter, entry)
+        self._entries[parameter] = entry
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise ArgumentError("the state lives in the engine: it can be read and assigned, not taken away; "

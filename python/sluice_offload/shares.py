@@ -45,6 +45,17 @@ def total_norm(gradients: "list[torch.Tensor]") -> torch.Tensor:
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 
+def check_moment(values: torch.Tensor, words: str, *, may_be_negative: bool) -> None:
+    """Raises ArgumentError for values, called `words`, that no update makes. Takes no memory for that."""
+    if values.numel() == 0:
+        return
+    low, high = (float(bound) for bound in torch.aminmax(values.detach()))  # NaN where one is
+    bound = torch.finfo(torch.float32).max
+    if not (-bound if may_be_negative else 0) <= low <= high <= bound:
+        raise ArgumentError(f"{words} has values from {low} to {high}; they have to be finite numbers of fp32"
+                            f"{'' if may_be_negative else ', and at least 0'}. Check where this state comes from")
+
+
 class Share:
     """This process's elements of one parameter: [begin, end) of what is local, flattened."""
 
@@ -112,6 +123,9 @@ class Share:
             raise ArgumentError(f"{words} is of {type(values).__name__}; it has to be a tensor of shape {tuple(self.parameter.shape)}")
         if tuple(values.shape) != tuple(self.parameter.shape):
             raise ArgumentError(f"{words} has shape {tuple(values.shape)}, but the parameter has {tuple(self.parameter.shape)}")
+        if values.is_meta or values.is_quantized or values.is_complex() or values.layout != torch.strided:
+            kind = "on the meta device" if values.is_meta else f"{values.layout}, {values.dtype}"
+            raise ArgumentError(f"{words} is a tensor {kind}; it has to be dense, of real numbers, with values")
 
     def part(self, values: torch.Tensor) -> torch.Tensor:
         """The other way round: these elements of a tensor like the parameter."""

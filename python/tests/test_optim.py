@@ -303,11 +303,72 @@ def test_a_momentum_that_begins_later(place, plain_steps):
     other.close()
 
 
-def test_the_state_is_never_empty_and_reading_it_changes_nothing(place):
-    """torch.distributed.checkpoint makes steps with zero gradients where a state is empty."""
+@pytest.mark.parametrize("kind", ["AdamW", "SGD", "Lion"])
+def test_the_state_is_empty_before_the_first_update_as_torchs(place, kind, monkeypatch):
+    """Helpers that copy all of it, as accelerate's prepare() and Lightning, copy nothing, and setting that writes nothing."""
+    p, frozen = nn.Parameter(torch.ones(20000, dtype=torch.bfloat16)), nn.Parameter(torch.ones(5), requires_grad=False)
+    ours = getattr(optim, kind)([frozen, p], config=place())
+    monkeypatch.setattr(ours._engine, "read", lambda *_: pytest.fail("has read"))
+    monkeypatch.setattr(ours._engine, "write", lambda *_: pytest.fail("has written"))
+
+    def is_empty():
+        return (not ours.state and len(ours.state) == 0 and not list(ours.state.items()) and p not in ours.state
+                and ours.state.get(p) is None and ours.state_dict()["state"] == {})
+    assert is_empty()
+    ours.load_state_dict(copy.deepcopy(ours.state_dict()))
+    ours.state = defaultdict(dict)
+    ours.state[p] = {}
+    assert is_empty()
+    monkeypatch.undo()
+    assert "master" in ours.state[p] and ours.state[p]["master"].eq(1).all()  # but who asks is told
+    ours.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    ours.param_groups[0]["lr"] = -1.0
+    p.grad = torch.ones_like(p)
+    with pytest.raises(sluice.ArgumentError, match="learning rate"):
+        ours.step()
+    assert is_empty()
+    ours.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    ours.param_groups[0]["lr"] = 1e-3
+    ours.step()
+    assert p in ours.state and len(ours.state) == len(ours.state_dict()["state"]) == 4
+    ours.state = {}
+    assert is_empty() and ours.state[p]["master"].eq(p).all()
+    ours.state[p]["master"] = torch.zeros(20000)
+    assert len(ours.state) == 4 and ours.state.get(p) is ours.state[p]
+    ours.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": "backward", "clip_norm": 1.0}, {"overlap": "forward"}],
+                         ids=["step", "backward", "forward"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_checkpoints_of_torch_go_into_a_new_optimizer(place, dtype, options):
+    """torch.distributed.checkpoint makes a step without gradients and rate where there is no state yet, and loads into what is there then."""
+    model, again = tiny(width=64).to(dtype), tiny(width=64).to(dtype)
+    ours, other = (optim.AdamW(m.parameters(), lr=1e-3, config=place(), **options, **({"modules": m} if "overlap" in options else {}))
+                   for m in (model, again))
+    for i in range(3):
+        step_of(model, ours, i, clip=0)
+    saved = get_optimizer_state_dict(model, ours)
+    before = [p.detach().clone() for p in again.parameters()]
+    target = get_optimizer_state_dict(again, other)
+    assert target["state"].keys() == saved["state"].keys()
+    assert all(torch.equal(p, q) for p, q in zip(before, again.parameters()))
+    for name, entry in saved["state"].items():  # as checkpoint.load() does
+        for key, value in entry.items():
+            target["state"][name][key].copy_(value)
+    set_optimizer_state_dict(again, other, target)
+    again.load_state_dict(model.state_dict())
+    for i in range(3, 6):
+        assert step_of(model, ours, i, clip=0) == step_of(again, other, i, clip=0)
+    for one, two in zip(ours.state_dict()["state"].values(), other.state_dict()["state"].values(), strict=True):
+        assert all(torch.equal(one[key], two[key]) for key in one)
+    for optimizer in (ours, other):
+        optimizer.close()
+
+
+def test_reading_the_state_changes_nothing(place):
     model = tiny(width=64)
     ours = optim.AdamW(model.parameters(), config=place())
-    assert len(ours.state) == len(list(model.parameters()))
     step_of(model, ours, 0)
     before = ours.state_dict()
     saved = get_optimizer_state_dict(model, ours)
@@ -342,7 +403,7 @@ def test_another_mapping_replaces_the_state_as_in_torch(place):
                     for _, optimizer in pairs]
         if i == 3:
             ours.state, theirs.state = defaultdict(dict), defaultdict(dict)
-            assert all(entry["step"] == 0 and not entry["exp_avg"].any() for entry in ours.state.values())
+            assert not ours.state and all(ours.state[p]["step"] == 0 and not ours.state[p]["exp_avg"].any() for p in ours_of.parameters())
         if i == 5:
             (ours.state, theirs.state) = kept
             assert ours.state[ours_of.positions]["step"] == 2
@@ -480,7 +541,7 @@ def test_what_is_refused(place):
         optim.AdamW([nn.Parameter(torch.ones(20000))], config=place("nvme", "64KiB"))
     ours = optim.AdamW([p], config=place())
     ours.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 1.0})
-    assert len(ours.state) == 2
+    assert len(ours._shares) == 2
     p.grad = torch.ones(10)
     ours.step()
     refused("after the first step", lambda: ours.add_param_group({"params": [nn.Parameter(torch.ones(3))]}))
@@ -502,8 +563,19 @@ def test_what_is_refused(place):
     ours.close()
 
 
-@pytest.mark.parametrize("wrong", ["shape", "kind", "entry"])
-def test_a_state_dict_that_is_refused_changes_nothing(place, wrong):
+WRONG = {"shape": (r"'exp_avg' .*params.1. has shape .7,., but the parameter has .3,", torch.zeros(7)),
+         "kind": ("momentum_buffer", None), "entry": ("not Tensor", None),
+         "negative": (r"'exp_avg_sq' .*params.1. has values from -1.0 to 2.0; .*and at least 0", torch.tensor([2.0, -1.0, 1.0])),
+         "nan": (r"'exp_avg' .*params.1. has values from nan to nan; .*finite", torch.tensor([2.0, math.nan, 1.0])),
+         "large": (r"'exp_avg' .*params.1. has values from -1e\+300 to 1.0; .*fp32", torch.tensor([1.0, -1e300, 1.0], dtype=torch.float64)),
+         "meta": (r"'exp_avg' .*params.1. is a tensor on the meta device", torch.empty(3, device="meta")),
+         "sparse": (r"'exp_avg' .*params.1. is a tensor torch.sparse_coo", torch.eye(3)[0].to_sparse()),
+         "complex": (r"'exp_avg' .*params.1. is a tensor .*torch.complex64; it has to be dense, of real", torch.ones(3, dtype=torch.complex64))}
+
+
+@pytest.mark.parametrize("assigns", [False, True], ids=["load", "assign"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_state_dict_that_is_refused_changes_nothing(place, wrong, assigns):
     parameters = [nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(3))]
     ours = optim.AdamW(parameters, lr=1e-3, config=place())
     theirs = (torch.optim.SGD if wrong == "kind" else torch.optim.AdamW)(
@@ -513,14 +585,17 @@ def test_a_state_dict_that_is_refused_changes_nothing(place, wrong):
             p.grad = torch.ones_like(p) * (1 if optimizer is ours else 2)
         optimizer.step()
     given = theirs.state_dict()
-    if wrong == "shape":
-        given["state"][1]["exp_avg"] = torch.zeros(7)
+    words, values = WRONG[wrong]
+    if values is not None:
+        given["state"][1]["exp_avg_sq" if wrong == "negative" else "exp_avg"] = values
     if wrong == "entry":
         given["state"][1] = torch.zeros(3)
     before = copy.deepcopy(ours.state_dict())
-    with pytest.raises(sluice.ArgumentError, match={"shape": r"'exp_avg' .*params.1. has shape .7,., but the parameter has .3,",
-                                                    "kind": "momentum_buffer", "entry": "not Tensor"}[wrong]):
-        ours.load_state_dict(given)
+    with pytest.raises(sluice.ArgumentError, match=words):
+        if assigns:
+            ours.state = dict(zip(parameters, given["state"].values()))
+        else:
+            ours.load_state_dict(given)
     after = ours.state_dict()
     assert after["param_groups"] == before["param_groups"]
     for key, entry in before["state"].items():

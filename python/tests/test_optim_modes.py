@@ -216,12 +216,17 @@ def test_held_gradients_are_not_lost_to_parameters_that_are_added(place):  # noq
 
 
 def test_copies_of_a_model_are_not_kept(place):  # noqa: F811
-    """Such as the best model so far. They share its hooks."""
+    """Such as the best model so far. They have hooks in the place of its own, which wait for nothing and can be pickled."""
     model = tiny()
     ours = optim.AdamW(model.parameters(), lr=1e-3, overlap="forward", modules=model, config=place(host="2MiB"))
     step_of(model, ours, 0)
     copied = copy.deepcopy(model)
     copied(*batch(0))
+    torch.save(copied, io.BytesIO())
+    step_of(model, ours, 1)
+    copied(*batch(0))
+    copied.state_dict()
+    assert ours._keep
     known = weakref.ref(copied)
     del copied
     gc.collect()
@@ -312,16 +317,26 @@ def test_copies_of_what_is_not_contiguous_come_in_bunches(place, monkeypatch):  
     ours.close()
 
 
+@pytest.mark.parametrize("overlap", [None, "forward"])
 @pytest.mark.parametrize("gradients", ["step", "backward"])
-def test_what_is_dropped_is_collected(place, gradients):  # noqa: F811
-    """Without close(), and with updates under way."""
+def test_what_is_dropped_is_collected(place, gradients, overlap):  # noqa: F811
+    """Without close(), and with updates under way. The optimizer first, which has hooks in the model, and then the model."""
     model = tiny(width=64)
-    ours = optim.AdamW(model.parameters(), lr=1e-3, gradients=gradients, config=place())
+    modules = {"modules": model} if overlap else {}
+    ours = optim.AdamW(model.parameters(), lr=1e-3, gradients=gradients, overlap=overlap, config=place(), **modules)
     model(*batch(0)).backward()
+    if overlap:
+        ours.step()
     known = [weakref.ref(ours), weakref.ref(model.positions)]
-    del model, ours
+    del ours
     gc.collect()
-    assert [reference() for reference in known] == [None, None]
+    assert known[0]() is None
+    model(*batch(1)).backward()
+    assert model.positions.grad is not None
+    torch.save(model, io.BytesIO())
+    del model, modules
+    gc.collect()
+    assert known[1]() is None
 
 
 def test_forward_is_as_torch(place):  # noqa: F811
@@ -504,6 +519,105 @@ def test_two_optimizers_over_one_model_are_both_waited_for(place):  # noqa: F811
     assert both[1]._keep and model[0].bias is not None and not both[1]._keep
     both[1].close()
     assert type(model[0]._parameters) is dict
+
+
+@pytest.mark.parametrize("second", ["in turn", "closed", "dropped"])
+def test_one_of_two_optimizers_goes_on_to_be_waited_for(place, second):  # noqa: F811
+    """Hooks of both end the waits for reads, each for its own updates."""
+    model = nn.Sequential(nn.Linear(8, 8))
+    first, other = (optim.AdamW([p], overlap="forward", modules=model, config=place()) for p in model.parameters())
+    for step in range(5):
+        model(torch.ones(1, 8)).sum().backward()
+        if step == 1 and second == "closed":
+            other.close()
+        if step == 1 and second == "dropped":
+            other = None
+        (other if second == "in turn" and step % 2 else first).step()
+    assert first._keep and model[0]._parameters.is_pending
+    assert model[0].weight is not None and not first._keep and not model[0]._parameters.is_pending
+    for ours in (first, other):
+        if ours is not None:
+            ours.close()
+
+
+def test_parameters_outside_of_the_modules_are_waited_for_in_step(place):  # noqa: F811
+    """Those of a second model, of a module that was added to the first one later, and of none."""
+    outside, model, alone = nn.Linear(512, 512), nn.Sequential(nn.Linear(512, 512)), nn.Parameter(torch.zeros(1 << 16))
+    ours = optim.AdamW([*outside.parameters(), *model.parameters(), alone], overlap="forward", modules=model, config=place(host="4MiB"))
+    model.append(nn.Linear(512, 512))
+    added = list(model[1].parameters())
+    ours.add_param_group({"params": added})
+    for clip in (False, True):
+        ours.clip_norm = 1.0 if clip else None
+        for p in [*outside.parameters(), *model.parameters(), alone]:
+            p.grad = torch.ones_like(p)
+        ours.step()
+        kept = {index: share.parameter for share in ours._shares.values() if (index := share.index) in ours._keep}
+        assert {id(p) for p in kept.values()} == {id(p) for p in model[0].parameters()}
+    ours.close()
+
+
+@pytest.mark.parametrize("overlap", [None, "forward"])
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_cell_of_a_notebook_that_is_run_again(place, overlap, clip_norm):  # noqa: F811
+    """A scheduler of a later cell holds the optimizer of before, whose hooks stand first."""
+    model, reference = tiny(), tiny()
+    options = {"gradients": "backward", "overlap": overlap, "clip_norm": clip_norm, "config": place()}
+    modules = {"modules": model} if overlap else {}
+    before = optim.AdamW(model.parameters(), lr=1e-3, **options, **modules)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(before, 0.9)
+    step_of(model, before, 0, clip=0)
+    model(*batch(1)).backward()
+    ours = optim.AdamW(model.parameters(), lr=1e-3, **options, **modules)
+    assert not before._keep and not before._held
+    if clip_norm:  # they had waited for their norm, and are there again as in torch
+        assert all(p.grad is not None for p in model.parameters())
+    model.zero_grad()
+    reference.load_state_dict(model.state_dict())
+    theirs = optim.AdamW(reference.parameters(), lr=1e-3, clip_norm=clip_norm, config=place())
+    for i in range(3):
+        assert step_of(model, ours, i, clip=0) == step_of(reference, theirs, i, clip=0)
+    with pytest.raises(sluice.ArgumentError, match="Use the AdamW that has them, or call its close"):
+        before.step()
+    ours.close()
+    model(*batch(3)).backward()  # its gradients stay
+    assert all(p.grad is not None for p in model.parameters())
+    schedule.optimizer.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("options", [{"gradients": "backward"}, {"overlap": "forward"}], ids=["backward", "forward"])
+def test_a_model_is_not_offloaded_under_an_optimizer(place, config, options):  # noqa: F811
+    """Its hooks would take the gradients of the engine's parameters and write into its memory. The remedy works."""
+    model = tiny()
+    modules = {"modules": model} if "overlap" in options else {}
+    ours = optim.AdamW(model.parameters(), config=place(), **options, **modules)
+    with pytest.raises(sluice.ArgumentError, match="sluice_offload.optim.AdamW has parameters of this model.*call the close.. of that"):
+        sluice.offload(model, config)
+    step_of(model, ours, 0, clip=0)  # as before
+    ours.close()
+    made = sluice.offload(model, config)
+    loss = model(*batch(0))
+    loss.backward()
+    made.step()
+    assert made.gradient_norm > 0
+    made.close()
+
+
+@pytest.mark.parametrize("gradients", ["step", "backward"])
+def test_parameters_of_an_offloaded_model_are_refused(place, config, gradients):  # noqa: F811
+    model = tiny()
+    made = sluice.offload(model, config)
+    with pytest.raises(sluice.ArgumentError, match="parameters of a model that is offloaded.*the optimizer that offload.. has returned"):
+        optim.AdamW(model.parameters(), gradients=gradients, config=place())
+    other = optim.AdamW([nn.Parameter(torch.ones(3))], gradients=gradients, config=place())
+    with pytest.raises(sluice.ArgumentError, match="parameters of a model that is offloaded"):
+        other.add_param_group({"params": list(model.parameters())})
+    model(*batch(0)).backward()
+    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 0
+    made.step()
+    other.close()
+    made.close()
 
 
 def test_parts_of_a_model_are_saved_and_loaded_behind_the_update(place):  # noqa: F811

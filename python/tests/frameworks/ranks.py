@@ -118,6 +118,27 @@ def case_accelerate(folder):
     optimizer.close()
 
 
+def case_alone(folder):
+    """The same loop with sluice_offload.optim, which is made after the processes have found each other, and has a part of the state on
+    each. prepare() asks for the whole of it, of which there is none yet."""
+    model = gpt2()
+    expected, weights, _ = run_accelerate(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
+    config = {"placement": {"optimizer": "nvme"}, "memory": {"host": "240KiB"},
+              "storage": {"paths": [str(folder)], "block_elements": 4096}}
+    folder.mkdir(exist_ok=True)
+    model = gpt2()
+    optimizer = sluice.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, config=config)
+    assert optimizer._group.size == 2
+    losses, state, _ = run_accelerate(model, optimizer)
+    assert worst(losses, expected) <= 2e-6, (losses, expected)
+    for name, value in state.items():
+        if not name.endswith("c_attn.bias"):  # the keys' part of it cancels in the softmax
+            assert (value - weights[name]).abs().max() <= 2e-5, name
+    steps = {int(entry["step"]) for entry in optimizer.state_dict()["state"].values()}
+    assert len(steps) == 1 and steps.pop() > 0
+    optimizer.close()
+
+
 class Averaged(Module):
     def validation_step(self, data, index):
         self.log("validation", self.net(*data), sync_dist=True)
@@ -126,8 +147,22 @@ class Averaged(Module):
         self.validations.append(self.trainer.callback_metrics["validation"].item())
 
 
-def fit(folder, net, strategy, steps, first=None, callbacks=(), **options):
-    module = Averaged(net)
+class OffloadsItself(Averaged):
+    """In setup(), before the strategy could."""
+
+    def setup(self, stage):
+        config = settings(self.folder_of_state)
+        config["optimizer"] |= {"clip_norm": 0.5, "clip_epsilon": 1e-6}
+        self.offloaded_by_itself = sluice.offload(self, config, units=[Block], optimizer=super().configure_optimizers()[0][0])
+
+    def configure_optimizers(self):
+        optimizer = self.offloaded_by_itself
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8), "interval": "step"}]
+
+
+def fit(folder, net, strategy, steps, first=None, callbacks=(), kind=Averaged, folder_of_state=None, **options):
+    module = kind(net)
+    module.folder_of_state = folder_of_state
     trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=steps, gradient_clip_val=0.5,
                          accumulate_grad_batches=2, default_root_dir=folder, logger=False, enable_progress_bar=False,
                          enable_model_summary=False, callbacks=list(callbacks), enable_checkpointing=bool(callbacks), **options)
@@ -204,6 +239,19 @@ def case_norms(folder):
     else:
         raise AssertionError("SyncBatchNorm on the CPU")
     _, trainer = fit(folder, tiny(), sluice.lightning.SluiceStrategy(settings(folder / "none"), units=[Block]), 1, sync_batchnorm=True)
+    trainer.strategy.offloaded.close()
+    # A module that has offloaded itself cannot get other layers, and trains with those that it has got before.
+    for number, (options, words) in enumerate((({"sync_batchnorm": True}, "sync_batchnorm=True on 2 processes on the CPU"),
+                                               ({"plugins": [SharedNorms()]}, "SharedNorms would change its layers; apply it before"))):
+        try:
+            fit(folder, Normed(), sluice.lightning.SluiceStrategy(), 1, kind=OffloadsItself, folder_of_state=folder / str(number), **options)
+        except sluice.ArgumentError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError("other layers for a module that is offloaded")
+    module, trainer = fit(folder, SharedNorms().apply(Averaged(Normed())).net, sluice.lightning.SluiceStrategy(), 4, kind=OffloadsItself,
+                          folder_of_state=folder / "before")
+    assert worst(module.losses, losses[0]) <= 2e-6, (module.losses, losses[0])
     trainer.strategy.offloaded.close()
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
 import sluice_offload as sluice
@@ -178,6 +179,28 @@ def test_running_means_and_links(tmp_path):
     assert all(torch.equal(value, expected[name]) for name, value in actual.items())
     assert not torch.equal(actual["net.norm.running_mean"], torch.zeros(61))
     resumed.strategy.offloaded.close()
+
+
+def test_layers_of_a_module_that_is_offloaded_cannot_be_synchronized(tmp_path, monkeypatch):
+    """On GPUs, where torch has such layers. The remedy works."""
+    monkeypatch.setattr(sluice.lightning.SluiceStrategy, "root_device", torch.device("cuda", 0))
+    monkeypatch.setattr(sluice.lightning.SluiceStrategy, "world_size", 2)
+    monkeypatch.setattr(sluice.lightning.SluiceStrategy, "model", None)
+    for converts in (False, True):
+        module = Module(Normed())
+        if converts:
+            module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        optimizer = sluice.offload(module, small(tmp_path), units=[Block])
+        strategy = sluice.lightning.SluiceStrategy()
+        strategy.model = strategy._lightning_module = module
+        strategy._layer_sync = TorchSyncBatchNorm()
+        if converts:
+            strategy._synchronize_layers()
+            assert type(module.net.norm) is torch.nn.SyncBatchNorm
+        else:
+            with pytest.raises(sluice.ArgumentError, match="comes too late .*convert_sync_batchnorm.module. before offload"):
+                strategy._synchronize_layers()
+        optimizer.close()
 
 
 def test_a_kill_between_the_two_files_mixes_nothing(tmp_path):
