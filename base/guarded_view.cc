@@ -11,6 +11,7 @@
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "base/memory_file.h"
+#include "base/process_fd.h"
 
 namespace sluice {
 namespace {
@@ -29,21 +30,19 @@ GuardedView::GuardedView(std::span<std::byte> memory, const char* purpose) : mem
   SLUICE_CHECK(reinterpret_cast<std::uintptr_t>(memory.data()) % kPageBytes == 0,
                "guarded memory begins at a page");
   view_bytes_ = align_up(memory.size(), kPageBytes);
-  const UniqueFd file = make_memory_file("sluice leases");
+  const ProcessFd file = make_memory_file("sluice leases");
   if (file.get() < 0) fail(view_bytes_, purpose, "memfd_create");
   if (::ftruncate(file.get(), static_cast<off_t>(view_bytes_)) != 0)
     fail(view_bytes_, purpose, "ftruncate");
-  void* const view = ::mmap(nullptr, view_bytes_, PROT_NONE, MAP_SHARED, file.get(), 0);
+  // As for every buffer (base/aligned_buffer.cc): a forked child has no use for it.
+  void* const view = map_in_this_process(nullptr, view_bytes_, PROT_NONE, 0, file.get());
   if (view == MAP_FAILED) fail(view_bytes_, purpose, "mmap");
   view_ = static_cast<std::byte*>(view);
-  if (::mmap(memory.data(), view_bytes_, PROT_READ | PROT_WRITE,
-             MAP_SHARED | MAP_FIXED | MAP_POPULATE, file.get(), 0) == MAP_FAILED) {
+  if (map_in_this_process(memory.data(), view_bytes_, PROT_READ | PROT_WRITE,
+                          MAP_FIXED | MAP_POPULATE, file.get()) == MAP_FAILED) {
     ::munmap(view_, view_bytes_);
     fail(view_bytes_, purpose, "mmap");
   }
-  // As for every buffer (base/aligned_buffer.cc): a forked child has no use for it.
-  (void)::madvise(memory.data(), view_bytes_, MADV_DONTFORK);
-  (void)::madvise(view_, view_bytes_, MADV_DONTFORK);
   pages_.resize(view_bytes_ / kPageBytes);
 }
 

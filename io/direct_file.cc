@@ -19,6 +19,7 @@
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "base/file_flush.h"
+#include "base/unique_fd.h"
 
 namespace sluice {
 namespace {
@@ -63,9 +64,9 @@ constexpr std::uint64_t kFileBytesMax =
 }
 
 // For file systems without O_TMPFILE. A crash between the two calls leaves an empty file behind.
-UniqueFd open_and_unlink(const std::string& directory) {
+ProcessFd open_and_unlink(const std::string& directory) {
   std::string path = directory + "/.sluice-scratch-XXXXXX";
-  UniqueFd descriptor(::mkostemp(path.data(), O_CLOEXEC));
+  ProcessFd descriptor = ProcessFd::opened_by([&] { return ::mkostemp(path.data(), O_CLOEXEC); });
   if (!descriptor && errno == ENOENT)  // the directory exists: it has been opened
     throw Error(
         ErrorCode::kInput,
@@ -82,11 +83,12 @@ UniqueFd open_and_unlink(const std::string& directory) {
 
 // Opens without O_DIRECT, because a file system that refuses that flag does so only after it has
 // created the file. `flags`: O_EXCL where the file must never get a name.
-UniqueFd open_unnamed(const std::string& directory, int flags) {
+ProcessFd open_unnamed(const std::string& directory, int flags) {
   const UniqueFd parent(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   if (!parent) throw_unusable(directory, errno);
-  UniqueFd descriptor(
-      ::openat(parent.get(), ".", O_TMPFILE | flags | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR));
+  ProcessFd descriptor = ProcessFd::opened_by([&] {
+    return ::openat(parent.get(), ".", O_TMPFILE | flags | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  });
   if (descriptor) return descriptor;
   // Kernels before 3.11, which do not know the flag, answer EISDIR.
   const bool is_unknown = errno == EOPNOTSUPP || errno == EISDIR;
@@ -99,7 +101,7 @@ UniqueFd open_unnamed(const std::string& directory, int flags) {
   throw_unusable(directory, errno);
 }
 
-std::uint64_t free_bytes(const UniqueFd& descriptor, const std::string& directory) {
+std::uint64_t free_bytes(const ProcessFd& descriptor, const std::string& directory) {
   struct statvfs file_system {};
   if (::fstatvfs(descriptor.get(), &file_system) != 0) throw_unusable(directory, errno);
   return std::uint64_t{file_system.f_bavail} * file_system.f_frsize;
@@ -118,7 +120,7 @@ std::uint64_t free_bytes(const UniqueFd& descriptor, const std::string& director
 // Btrfs writes in new places otherwise: a later write needs space again, and one to a file with
 // checksums goes through the page cache in spite of O_DIRECT. The call comes before the first byte.
 // A system without such a flag copies nothing on write either.
-void forbid_copies(const UniqueFd& descriptor) {
+void forbid_copies(const ProcessFd& descriptor) {
   unsigned flags = 0;
   if (::ioctl(descriptor.get(), FS_IOC_GETFLAGS, &flags) != 0) return;
   flags |= FS_NOCOW_FL;
@@ -127,7 +129,7 @@ void forbid_copies(const UniqueFd& descriptor) {
 
 // Gives the file its full size, with blocks allocated for every byte from `begin_bytes` on, which
 // is a whole number of pages. Returns that size.
-std::uint64_t allocate(const UniqueFd& descriptor, const std::string& directory,
+std::uint64_t allocate(const ProcessFd& descriptor, const std::string& directory,
                        std::uint64_t size_bytes, std::uint64_t begin_bytes = 0) {
   const std::uint64_t available_bytes = free_bytes(descriptor, directory);
   const std::uint64_t new_bytes = size_bytes - std::min(size_bytes, begin_bytes);
@@ -167,7 +169,7 @@ std::uint64_t allocate(const UniqueFd& descriptor, const std::string& directory,
 
 // Switches the page cache off. Returns the alignment that the file then asks for, or 0 where the
 // cache stays on.
-std::uint64_t make_direct(const UniqueFd& descriptor) {
+std::uint64_t make_direct(const ProcessFd& descriptor) {
   const int flags = ::fcntl(descriptor.get(), F_GETFL, 0);
   if (flags < 0 || ::fcntl(descriptor.get(), F_SETFL, flags | O_DIRECT) != 0) return 0;
 #ifdef STATX_DIOALIGN
@@ -245,7 +247,8 @@ DirectFile DirectFile::open_existing(const std::string& path, FileAccess access)
   DirectFile file;
   file.name_ = path;
   const int flags = access == FileAccess::kRead ? O_RDONLY | O_NONBLOCK : O_RDWR;
-  file.descriptor_ = UniqueFd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW));
+  file.descriptor_ =
+      ProcessFd::opened_by([&] { return ::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW); });
   struct stat status {};
   if (!file.descriptor_ || ::fstat(file.descriptor_.get(), &status) != 0) {
     const int error = errno;
@@ -263,7 +266,8 @@ DirectFile DirectFile::open_existing(const std::string& path, FileAccess access)
 DirectFile DirectFile::shared_as(const std::string& name) const {
   DirectFile file;
   file.name_ = name;
-  file.descriptor_ = UniqueFd(::fcntl(descriptor_.get(), F_DUPFD_CLOEXEC, 0));
+  file.descriptor_ =
+      ProcessFd::opened_by([&] { return ::fcntl(descriptor_.get(), F_DUPFD_CLOEXEC, 0); });
   if (!file.descriptor_) {
     const int error = errno;
     throw Error(file_error_code(error, ErrorCode::kIo),

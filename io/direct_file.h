@@ -1,13 +1,13 @@
 // A file for O_DIRECT transfers. The full size of the file is allocated when the file is made. A
-// scratch file has no name, so the kernel frees its space even if the process crashes. A file made
-// by create_unnamed() can get a name later. A DirectFile can be moved, and has one owner. Any
-// thread may use the descriptor.
+// scratch file has no name, so the kernel frees its space even if the process crashes. A forked
+// child has no copy of the descriptor. A file made by create_unnamed() can get a name later. A
+// DirectFile can be moved, and has one owner. Any thread may use the descriptor.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "base/unique_fd.h"
+#include "base/process_fd.h"
 
 namespace sluice {
 
@@ -73,7 +73,7 @@ class DirectFile {
  private:
   void go_direct();
 
-  UniqueFd descriptor_;
+  ProcessFd descriptor_;
   std::uint64_t size_bytes_ = 0;
   std::uint64_t alignment_bytes_ = 512;
   bool is_direct_ = false;

@@ -12,7 +12,8 @@
 
 namespace sluice {
 
-Handover::Handover(std::size_t capacity) : wake_(::eventfd(0, EFD_CLOEXEC)), capacity_(capacity) {
+Handover::Handover(std::size_t capacity)
+    : wake_(ProcessFd::opened_by([] { return ::eventfd(0, EFD_CLOEXEC); })), capacity_(capacity) {
   if (!wake_) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("cannot create an eventfd for the I/O queue: {}; raise the number of "

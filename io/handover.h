@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/process_fd.h"
 #include "io/pending_list.h"
 
 namespace sluice {
@@ -45,7 +45,7 @@ class Handover {
   void wake();  // requires mutex_
 
   // Constant after construction.
-  UniqueFd wake_;
+  ProcessFd wake_;
   std::size_t capacity_;
 
   // Guarded by mutex_.

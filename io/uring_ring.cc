@@ -11,6 +11,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/process_fd.h"
 
 namespace sluice {
 namespace {
@@ -117,13 +118,27 @@ struct UringRing::Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
   ~Parts() {
-    if (is_made) io_uring_queue_exit(&ring);
+    if (!descriptor) return;  // there is no ring, or this is a child, which has nothing of it
+    const ForkPause pause;
+    (void)descriptor.release(pause);  // the library closes it
+    io_uring_queue_exit(&ring);
+  }
+  // Returns 0 or -errno.
+  int make(unsigned entries, io_uring_params& params) {
+    const ForkPause pause;
+    const int result = io_uring_queue_init_params(entries, &ring, &params);
+    if (result < 0) return result;
+    // The descriptor and the mappings keep the ring alive, and with it the registered files and
+    // the registered memory, which stays pinned. So a child must have neither.
+    (void)io_uring_ring_dontfork(&ring);
+    descriptor.take(ring.ring_fd, pause);
+    return 0;
   }
 
   io_uring ring{};
+  ProcessFd descriptor;
   RegisteredMemory memory;
   RegisteredFiles files;
-  bool is_made = false;
   bool is_enabled = false;
 };
 
@@ -143,10 +158,9 @@ UringRing::UringRing(unsigned entries, const IoQueueOptions& options)
   for (std::size_t i = 0; i < kSetupFlags.size() && result == -EINVAL; ++i) {
     params = {};
     params.flags = kSetupFlags[i];
-    result = io_uring_queue_init_params(entries, &ring, &params);
+    result = parts_->make(entries, params);
   }
   if (result < 0) throw_refused({"io_uring_setup", -result});
-  parts_->is_made = true;
   parts_->is_enabled = (params.flags & IORING_SETUP_R_DISABLED) == 0;
   // This feature flag came with plain reads and writes, in Linux 5.6.
   if ((params.features & IORING_FEAT_RW_CUR_POS) == 0)

@@ -23,7 +23,7 @@ constexpr std::size_t kBufferBytes = 1 << 20;
 constexpr int kRoundsMax = 8;
 constexpr std::uint64_t kCalibrationPeriodNs = 1'000'000'000;
 
-UniqueFd file_of(const TraceOptions& options) {
+ProcessFd file_of(const TraceOptions& options) {
   const std::string& path = options.file;
   const bool is_open = options.descriptor >= 0;
   const int descriptor = is_open
@@ -33,7 +33,7 @@ UniqueFd file_of(const TraceOptions& options) {
     throw Error(ErrorCode::kInput,
                 fmt::format("cannot write the trace \"{}\": {}; choose another place", path,
                             errno_text(errno)));
-  UniqueFd file(descriptor);
+  ProcessFd file(descriptor);
   // The file may hold names of tensors and paths, so only its owner may read it, even if it existed
   // before. A file that is not regular (/dev/null) keeps its mode.
   struct stat status {};
@@ -83,7 +83,7 @@ TraceResult TraceWriter::finish() {
   add_section("end", fmt::format(R"({{"records": {}, "lost": {}, "drainer_ns": {}}})",
                                  result_.records, result_.lost, result_.drainer_ns));
   if (const int error = closing_error(file_.get()); error != 0) fail(error);
-  file_ = UniqueFd();
+  file_ = ProcessFd();
   return result_;
 }
 

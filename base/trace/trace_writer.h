@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/process_fd.h"
 #include "base/trace/trace_format.h"
 #include "base/trace/trace_ring.h"
 #include "base/unique_fd.h"
@@ -50,7 +51,7 @@ class TraceWriter {
   void fail(int error);
 
   std::string path_;
-  UniqueFd file_;
+  ProcessFd file_;
 
   // Guarded by mutex_.
   std::mutex mutex_;

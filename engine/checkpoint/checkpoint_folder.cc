@@ -25,7 +25,6 @@
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "base/file_flush.h"
-#include "base/fork_closed.h"
 #include "engine/checkpoint/checkpoint_leftovers.h"
 
 namespace sluice {
@@ -47,8 +46,9 @@ constexpr std::string_view kOwner = "host ";  // the beginning of a lock file
                   is_full ? "remove old checkpoints, or " : "", file_remedy(error)));
 }
 
-UniqueFd open_file(const std::string& path, int flags) {
-  UniqueFd file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
+ProcessFd open_file(const std::string& path, int flags) {
+  ProcessFd file =
+      ProcessFd::opened_by([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
   if (!file) fail_with("open", path, errno);
   return file;
 }
@@ -152,20 +152,16 @@ std::vector<CheckpointName> list_checkpoints(const std::string& root) {
 }
 
 struct CheckpointLock::Held {
-  explicit Held(UniqueFd locked) : file(std::move(locked)) { close_in_children(file.get()); }
+  explicit Held(ProcessFd locked) : file(std::move(locked)) {}
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
   ~Held() {
-    if (process != ::getpid()) {
-      (void)file.release();  // the fork has closed it
-      return;
-    }
-    (void)::flock(file.get(), LOCK_UN);  // also where closing fails
-    (void)forget_in_children(file.get());
+    // Closing is not enough: a child that is just being forked or spawned still has a copy, and
+    // with it the lock, for a moment.
+    if (file) (void)::flock(file.get(), LOCK_UN);
   }
 
-  UniqueFd file;
-  pid_t process = ::getpid();
+  ProcessFd file;  // none in a forked child
 };
 
 // The locks of this process, by file. A lock ends under `mutex`, so that no other object of the
@@ -183,10 +179,13 @@ CheckpointLock::CheckpointLock(const std::string& root) {
   make_folder(root);
   const std::string path = root + "/.lock";
   constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-  UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0666));
+  const auto opened = [&](int access) {
+    return ProcessFd::opened_by([&] { return ::open(path.c_str(), access | kFlags, 0666); });
+  };
+  ProcessFd file = opened(O_RDWR | O_CREAT);
   const bool is_own = static_cast<bool>(file);
   // Another user may let this one read the file. That is enough for a lock.
-  if (!is_own && errno == EACCES) file = UniqueFd(::open(path.c_str(), O_RDONLY | kFlags));
+  if (!is_own && errno == EACCES) file = opened(O_RDONLY);
   const int failure = file ? 0 : errno;
   if (!file && failure != ELOOP) fail_with("open", path, failure);
   struct stat status {};
@@ -199,7 +198,7 @@ CheckpointLock::CheckpointLock(const std::string& root) {
   const std::scoped_lock guard(table().mutex);
   std::weak_ptr<Held>& known = table().held[{status.st_dev, status.st_ino}];
   held_ = known.lock();
-  if (held_ && held_->process == ::getpid()) return;
+  if (held_ && held_->file) return;
   take(root, path, file.get(), is_own);
   known = held_ = std::make_shared<Held>(std::move(file));
 }
@@ -251,7 +250,7 @@ NewCheckpoint::~NewCheckpoint() {
 void NewCheckpoint::create(const std::string& name, std::string_view beginning,
                            std::uint64_t size_bytes) const {
   const std::string path = folder_ + "/" + name;
-  const UniqueFd file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+  const ProcessFd file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
   const auto length = static_cast<off_t>(size_bytes);
   int result = 0;
   do {
@@ -267,7 +266,7 @@ void NewCheckpoint::create(const std::string& name, std::string_view beginning,
 
 void NewCheckpoint::write(const std::string& name, std::string_view text) const {
   const std::string path = folder_ + "/" + name;
-  const UniqueFd file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+  const ProcessFd file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
   write_all(file.get(), path, 0, std::as_bytes(std::span(text)));
   sync_file(file.get(), path);
 }
@@ -326,14 +325,16 @@ void NewCheckpoint::attempt(const std::function<void()>& action) {
 }
 
 CheckpointFile::CheckpointFile(const std::string& folder, const std::string& name)
-    : path_(folder + "/" + name), file_(::open(path_.c_str(), O_WRONLY | O_CLOEXEC)) {
+    : path_(folder + "/" + name),
+      file_(ProcessFd::opened_by([this] { return ::open(path_.c_str(), O_WRONLY | O_CLOEXEC); })) {
   if (!file_ && (errno == EMFILE || errno == ENFILE)) fail_with("open", path_, errno);
   if (!file_)
     throw Error(ErrorCode::kInput,
                 fmt::format("checkpoint: \"{}\", which rank 0 has made, cannot be opened: {}; all "
                             "ranks have to see the same folder",
                             path_, errno_text(errno)));
-  direct_ = UniqueFd(::open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC));
+  direct_ = ProcessFd::opened_by(
+      [this] { return ::open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC); });
 }
 
 // Tensors begin anywhere, so the pages at both ends may be shared with other pieces. Those go

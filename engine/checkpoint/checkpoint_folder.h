@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/process_fd.h"
 #include "engine/checkpoint/checkpoint_kin.h"
 
 namespace sluice {
@@ -130,8 +130,8 @@ class CheckpointFile {
                             std::span<std::byte> room);
 
   std::string path_;
-  UniqueFd file_;
-  UniqueFd direct_;  // none: the file system has no O_DIRECT
+  ProcessFd file_;
+  ProcessFd direct_;  // none: the file system has no O_DIRECT
 };
 
 }  // namespace sluice

@@ -1,7 +1,6 @@
 #include "engine/run/status_page.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -22,6 +21,7 @@
 
 #include <sluice/error.h>
 #include <sluice/version.h>
+#include "base/unique_fd.h"
 #include "io/checksum.h"
 
 namespace sluice {
@@ -132,20 +132,7 @@ FoundPage look_at(const std::string& folder, const std::string& name) {
   return page;
 }
 
-// The newest page of this process, for its children.
-std::atomic<StatusPage*> page_of_process = nullptr;
-
 }  // namespace
-
-// A child shares the lock of its parent, so the page of a killed parent would seem alive as long as
-// the child runs.
-void release_page_in_child() {
-  StatusPage* const page = page_of_process.exchange(nullptr);
-  if (page == nullptr) return;
-  ::munmap(page->memory_, kStatusPageBytes);  // a mapping keeps the file, and so its lock, open
-  page->memory_ = nullptr;
-  page->file_ = UniqueFd();
-}
 
 std::string_view DriveStatus::name() const {
   return {path.data(), ::strnlen(path.data(), path.size())};
@@ -173,16 +160,19 @@ StatusPage::StatusPage(const std::string& folder)
   // Locked and filled before it gets its name, so that no reader takes it for a dead process's.
   const std::string temporary = path_ + ".new";
   ::unlink(temporary.c_str());
-  UniqueFd file(
-      ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  ProcessFd file = ProcessFd::opened_by([&] {
+    return ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  });
   if (!file) fail_page("create", path_, errno);
-  const int flags = MAP_SHARED | MAP_POPULATE;
   int error = ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 ? errno : 0;
   // With blocks behind it: a write into a hole of a full file system would end the process.
   if (error == 0) error = ::posix_fallocate(file.get(), 0, kStatusPageBytes);
   void* memory = MAP_FAILED;
   if (error == 0) {
-    memory = ::mmap(nullptr, kStatusPageBytes, PROT_READ | PROT_WRITE, flags, file.get(), 0);
+    // A child has neither descriptor nor mapping: each keeps the lock, and so the page of a killed
+    // parent would seem alive as long as the child runs.
+    memory = map_in_this_process(nullptr, kStatusPageBytes, PROT_READ | PROT_WRITE, MAP_POPULATE,
+                                 file.get());
     if (memory == MAP_FAILED) error = errno;
   }
   if (error == 0) {
@@ -196,12 +186,7 @@ StatusPage::StatusPage(const std::string& folder)
     memory_ = static_cast<std::byte*>(memory);
     file_ = std::move(file);
     write({});
-    if (::rename(temporary.c_str(), path_.c_str()) == 0) {
-      static const int is_registered = ::pthread_atfork(nullptr, nullptr, &release_page_in_child);
-      (void)is_registered;  // without memory for it, a killed process seems alive a little longer
-      page_of_process = this;
-      return;
-    }
+    if (::rename(temporary.c_str(), path_.c_str()) == 0) return;
     error = errno;
   }
   ::unlink(temporary.c_str());
@@ -211,10 +196,8 @@ StatusPage::StatusPage(const std::string& folder)
 }
 
 StatusPage::~StatusPage() {
-  if (memory_ == nullptr) return;
-  StatusPage* own = this;
-  page_of_process.compare_exchange_strong(own, nullptr);
-  if (::getpid() == owner_) ::unlink(path_.c_str());
+  if (memory_ == nullptr || ::getpid() != owner_) return;  // a child has no mapping
+  ::unlink(path_.c_str());
   ::munmap(memory_, kStatusPageBytes);
 }
 

@@ -24,7 +24,7 @@
 #include <sluice/memory_marks.h>
 #include <sluice/status_publisher.h>
 #include <sluice/step_report.h>
-#include "base/unique_fd.h"
+#include "base/process_fd.h"
 
 namespace sluice {
 
@@ -122,11 +122,9 @@ class StatusPage {
   void write(RunStatus status) noexcept;
 
  private:
-  friend void release_page_in_child();
-
   std::string path_;
   pid_t owner_ = 0;
-  UniqueFd file_;
+  ProcessFd file_;
   std::byte* memory_ = nullptr;
   std::int64_t started_unix_ns_ = 0;
 };

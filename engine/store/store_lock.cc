@@ -17,7 +17,7 @@
 
 #include <sluice/error.h>
 #include "base/file_flush.h"
-#include "base/fork_closed.h"
+#include "base/unique_fd.h"
 
 namespace sluice {
 namespace {
@@ -149,14 +149,12 @@ std::string host_name() {
 }
 
 StoreLock::StoreLock(const std::string& directory, const std::string& name, const std::string& job)
-    : path_(directory + "/" + name + ".lock"),
-      job_(job),
-      descriptor_(::open(path_.c_str(), O_RDWR | O_CREAT | kFlags, 0600)) {
+    : path_(directory + "/" + name + ".lock"), job_(job), descriptor_(ProcessFd::opened_by([this] {
+        return ::open(path_.c_str(), O_RDWR | O_CREAT | kFlags, 0600);
+      })) {
   if (!descriptor_) throw_unusable(path_, errno);
-  close_in_children(descriptor_.get());
   if (::flock(descriptor_.get(), LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
-    (void)forget_in_children(descriptor_.get());
     if (error != EWOULDBLOCK) throw_unusable(path_, error);
     const LockText text = read_text(descriptor_.get(), path_);
     if (job.empty() || text.job != job)
@@ -165,22 +163,19 @@ StoreLock::StoreLock(const std::string& directory, const std::string& name, cons
                               "choose another storage.state.name",
                               name, directory, text.holder));
     mark_ = text.mark;
-    descriptor_ = UniqueFd();
+    descriptor_ = ProcessFd();
     return;
   }
-  try {
-    mark_ = read_text(descriptor_.get(), path_).mark;
-    write_text();  // names the holder
-  } catch (...) {
-    (void)forget_in_children(descriptor_.get());
-    throw;
-  }
+  mark_ = read_text(descriptor_.get(), path_).mark;
+  write_text();  // names the holder
 }
 
 StoreLock::StoreLock(StoreLock&& other) noexcept = default;
 
+// Closing is not enough: a child that is just being forked or spawned still has a copy, and with it
+// the lock, for a moment.
 StoreLock::~StoreLock() {
-  if (descriptor_ && !forget_in_children(descriptor_.get())) (void)descriptor_.release();
+  if (descriptor_) (void)::flock(descriptor_.get(), LOCK_UN);
 }
 
 void StoreLock::set_mark(const StoreMark& mark) {

@@ -13,7 +13,7 @@
 #include <optional>
 #include <string>
 
-#include "base/unique_fd.h"
+#include "base/process_fd.h"
 #include "engine/store/commit_record.h"
 
 namespace sluice {
@@ -40,7 +40,6 @@ class StoreLock {
   //   the other process by its host, its number and the time when it took the lock.
   // - kNoSpace, kIo or kUnsupported: the file cannot be read or written.
   // - kDamaged: the file is not the lock file of a store, or is damaged.
-  // - kInvalidArgument: this process holds as many locks as it can.
   StoreLock(const std::string& directory, const std::string& name, const std::string& job);
   ~StoreLock();
   StoreLock(StoreLock&& other) noexcept;
@@ -57,7 +56,7 @@ class StoreLock {
 
   std::string path_;
   std::string job_;
-  UniqueFd descriptor_;
+  ProcessFd descriptor_;
   StoreMark mark_;
 };
 

@@ -20,15 +20,15 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
 
-SharedSegment::SharedSegment(UniqueFd file, std::uint64_t size_bytes)
+SharedSegment::SharedSegment(ProcessFd file, std::uint64_t size_bytes)
     : file_(std::move(file)), size_bytes_(size_bytes) {
   void* const memory =
-      ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
+      map_in_this_process(nullptr, size_bytes_, PROT_READ | PROT_WRITE, 0, file_.get());
   if (memory != MAP_FAILED) data_ = static_cast<std::byte*>(memory);
 }
 
 SharedSegment SharedSegment::make(std::uint64_t size_bytes) {
-  UniqueFd file = make_memory_file("sluice ranks");
+  ProcessFd file = make_memory_file("sluice ranks");
   if (file.get() < 0 || ::fchmod(file.get(), S_IRUSR | S_IWUSR) != 0 ||
       ::ftruncate(file.get(), static_cast<off_t>(size_bytes)) != 0 ||
       ::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0)
@@ -40,7 +40,7 @@ SharedSegment SharedSegment::make(std::uint64_t size_bytes) {
 SharedSegment SharedSegment::open(const SegmentPlace& place, std::uint64_t size_bytes) {
   if (place.process == 0) return {};
   const std::string path = fmt::format("/proc/{}/fd/{}", place.process, place.descriptor);
-  UniqueFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  ProcessFd file = ProcessFd::opened_by([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC); });
   struct stat status {};
   if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || status.st_dev != place.device ||
       status.st_ino != place.inode || status.st_uid != ::geteuid() ||

@@ -1,7 +1,8 @@
 // A segment is unnamed memory. Several processes on one host use the segment together. One process
 // makes the segment, and tells the other processes the place of the segment. The other processes
 // open the segment at this place. Only root and the user of the first process can open the segment.
-// The segment vanishes when the processes end, even if they crash.
+// The segment vanishes when the processes end, even if they crash: children that these processes
+// forked do not have the segment.
 //
 // Thread rule: the objects are values.
 // Invariant: an object with a segment refers to the segment that the first process made. The
@@ -11,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/unique_fd.h"
+#include "base/process_fd.h"
 
 namespace sluice {
 
@@ -41,12 +42,12 @@ class SharedSegment {
   // Returns the place of a segment that this process made. Other processes can open the segment
   // until close_place() is called.
   SegmentPlace place() const;
-  void close_place() { file_ = UniqueFd(); }
+  void close_place() { file_ = ProcessFd(); }
 
  private:
-  explicit SharedSegment(UniqueFd file, std::uint64_t size_bytes);
+  explicit SharedSegment(ProcessFd file, std::uint64_t size_bytes);
 
-  UniqueFd file_;
+  ProcessFd file_;
   std::byte* data_ = nullptr;
   std::uint64_t size_bytes_ = 0;
 };

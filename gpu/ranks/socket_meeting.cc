@@ -89,9 +89,14 @@ void say(int socket, const SocketHello& hello) {
   (void)::send(socket, &hello, sizeof hello, MSG_NOSIGNAL);  // the other side notices what is lost
 }
 
+ProcessFd open_socket(int family) {
+  return ProcessFd::opened_by(
+      [&] { return ::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
+}
+
 // A connection on which the other side has not said everything yet.
 struct UnknownCaller {
-  UniqueFd socket;
+  ProcessFd socket;
   std::array<std::byte, sizeof(SocketHello)> heard{};
   std::size_t heard_bytes = 0;
   bool is_connected = true;
@@ -125,7 +130,7 @@ class SocketMeeting {
         call_again_(own_.rank),
         sockets_(own_.rank_count) {}
 
-  std::vector<UniqueFd> run() {
+  std::vector<ProcessFd> run() {
     while (!is_complete()) {
       for (std::uint32_t rank = 0; rank < own_.rank; ++rank)
         if (!sockets_[rank] && !called_[rank].socket && steady_clock::now() >= call_again_[rank])
@@ -137,7 +142,7 @@ class SocketMeeting {
       for (UnknownCaller& caller : callers_) hear_caller(caller);
       std::erase_if(callers_, [](const UnknownCaller& caller) { return caller.is_over; });
     }
-    for (const UniqueFd& socket : sockets_) {
+    for (const ProcessFd& socket : sockets_) {
       const int on = 1;
       if (socket) (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
@@ -158,7 +163,7 @@ class SocketMeeting {
     const SocketEndpoint& to = endpoints_[rank];
     const Addresses found = addresses_of(to.address, to.port);
     if (found == nullptr) return;
-    UniqueFd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    ProcessFd socket = open_socket(found->ai_family);
     if (!socket) return;
     if (::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS)
       return;
@@ -192,7 +197,9 @@ class SocketMeeting {
   // Where the room is full, the caller that has been silent for longest goes. A rank calls again.
   void let_in() {
     for (std::size_t i = 0; i < kUnknownMax; ++i) {
-      UniqueFd socket(::accept4(door_.socket(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      ProcessFd socket = ProcessFd::opened_by([&] {
+        return ::accept4(door_.socket(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      });
       if (!socket) return;
       if (callers_.size() == kUnknownMax) callers_.erase(callers_.begin());
       callers_.push_back({.socket = std::move(socket)});
@@ -244,7 +251,7 @@ class SocketMeeting {
   std::vector<UnknownCaller> called_;  // by rank: those before this one, that have not answered yet
   std::vector<steady_clock::time_point> call_again_;  // by rank: not earlier
   std::vector<UnknownCaller> callers_;
-  std::vector<UniqueFd> sockets_;  // by rank
+  std::vector<ProcessFd> sockets_;  // by rank
 };
 
 SocketEndpoint parse_endpoint(const std::string& text, std::uint32_t rank,
@@ -291,7 +298,7 @@ SocketDoor::SocketDoor(const std::string& address, std::uint32_t rank, std::uint
                 fmt::format("\"{}\" is no IP address; give one of this host, such as 127.0.0.1 if "
                             "all ranks are on it",
                             address));
-  socket_ = UniqueFd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  socket_ = open_socket(found->ai_family);
   sockaddr_storage bound{};
   socklen_t length = sizeof bound;
   if (!socket_ || ::bind(socket_.get(), found->ai_addr, found->ai_addrlen) != 0 ||
@@ -322,8 +329,8 @@ std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
   return endpoints;
 }
 
-std::vector<UniqueFd> meet(const SocketDoor& door, std::span<const SocketEndpoint> endpoints,
-                           double timeout_s) {
+std::vector<ProcessFd> meet(const SocketDoor& door, std::span<const SocketEndpoint> endpoints,
+                            double timeout_s) {
   return SocketMeeting(door, endpoints, timeout_s).run();
 }
 

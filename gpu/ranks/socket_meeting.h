@@ -20,7 +20,7 @@ std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
 
 // Returns a connected socket for each other rank, indexed by rank. The entry of this rank is empty.
 // Fails with kRanks if a rank does not connect within the timeout.
-std::vector<UniqueFd> meet(const SocketDoor& door, std::span<const SocketEndpoint> endpoints,
-                           double timeout_s);
+std::vector<ProcessFd> meet(const SocketDoor& door, std::span<const SocketEndpoint> endpoints,
+                            double timeout_s);
 
 }  // namespace sluice

@@ -59,7 +59,7 @@ struct Outgoing {
 using TransfersByTag = std::map<int, std::deque<Transfer>>;
 
 struct Peer {
-  UniqueFd socket;
+  ProcessFd socket;
   bool has_said_bye = false;
   std::deque<Outgoing> out;
   TransfersByTag sends;                            // not asked for yet
@@ -84,7 +84,7 @@ std::optional<T> take_first(std::map<int, std::deque<T>>& queues, int tag) {
 
 class SocketPort final : public MessagePort {
  public:
-  SocketPort(std::uint32_t rank, std::vector<UniqueFd> sockets, std::vector<std::uint32_t> host)
+  SocketPort(std::uint32_t rank, std::vector<ProcessFd> sockets, std::vector<std::uint32_t> host)
       : rank_(rank), peers_(sockets.size()), host_(std::move(host)) {
     for (std::size_t i = 0; i < sockets.size(); ++i) {
       if (sockets[i])
@@ -254,7 +254,7 @@ class SocketPort final : public MessagePort {
       const ssize_t sent = ::sendmsg(peer.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent < 0) {
         if (errno == EINTR) continue;
-        if (errno != EAGAIN) peer.socket = UniqueFd();  // what waits for it says so
+        if (errno != EAGAIN) peer.socket = ProcessFd();  // what waits for it says so
         return;
       }
       next.sent_bytes += static_cast<std::uint64_t>(sent);
@@ -285,7 +285,7 @@ class SocketPort final : public MessagePort {
       if (count < 0 && errno == EINTR) continue;
       if (count < 0 && errno == EAGAIN) return;
       if (count <= 0) {
-        peer.socket = UniqueFd();
+        peer.socket = ProcessFd();
         if (!peer.has_said_bye)
           fail(
               fmt::format("rank {} has lost its connection with rank {}; it has failed, or was "
@@ -332,7 +332,7 @@ class SocketPort final : public MessagePort {
       case FrameKind::kBye: peer.has_said_bye = true; return true;
     }
     fail(fmt::format("rank {} sends rank {} something that it does not wait for", rank, rank_));
-    peer.socket = UniqueFd();
+    peer.socket = ProcessFd();
     return false;
   }
 

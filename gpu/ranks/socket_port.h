@@ -16,7 +16,7 @@
 #include <span>
 #include <string>
 
-#include "base/unique_fd.h"
+#include "base/process_fd.h"
 #include "gpu/ranks/message_port.h"
 
 namespace sluice {
@@ -45,7 +45,7 @@ class SocketDoor {
 
  private:
   SocketEndpoint endpoint_;
-  UniqueFd socket_;
+  ProcessFd socket_;
 };
 
 // Connects the rank of `door` to all other ranks. `endpoints` has the text of every rank, in the

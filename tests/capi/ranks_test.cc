@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <string>
 #include <thread>
 
 #include "tests/capi/capi_support.h"
+#include "tests/support/paused_child.h"
 
 namespace sluice::test {
 namespace {
@@ -285,6 +287,27 @@ TEST_F(CApiRanks, MessagesNameTheKindOfHandle) {
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+// With a connection that a child of a killed rank kept, the other ranks would wait for that rank.
+TEST_F(CApiRanks, AForkedChildKeepsNeitherConnectionsNorSharedMemory) {
+  const auto before = descriptors_of(::getpid());
+  connect();
+  const sluice_model made = model();
+  std::array<sluice_engine*, kRanks> engines{};
+  on_every_rank([&](std::uint32_t rank) {
+    EXPECT_EQ(sluice_engine_create_ranked(config().c_str(), &made, ranks_[rank], &engines[rank]),
+              SLUICE_OK)
+        << sluice_last_error();
+  });
+  const std::string own = maps_of(::getpid());
+  EXPECT_NE(own.find("memfd:sluice ranks"), std::string::npos) << own;
+  {
+    const PausedChild child;
+    EXPECT_EQ(descriptors_of(child.pid()), before);
+    EXPECT_EQ(maps_of(child.pid()).find("memfd:sluice"), std::string::npos);
+  }
+  on_every_rank([&](std::uint32_t rank) { sluice_engine_destroy(engines[rank]); });
 }
 
 // Ranks whose groups differ open other sequences of collectives; they say so at once.

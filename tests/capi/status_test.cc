@@ -8,9 +8,11 @@
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <string>
 
 #include "tests/capi/capi_support.h"
 #include "tests/support/file_text.h"
+#include "tests/support/paused_child.h"
 
 namespace sluice::test {
 namespace {
@@ -115,6 +117,45 @@ TEST_F(CApiStatus, WithoutAFolderNothingHappens) {
   ASSERT_EQ(sluice_show_status(engine_, &figures_), SLUICE_OK) << sluice_last_error();
   train_step();
   EXPECT_FALSE(std::filesystem::exists(directory_.file("sluice")));
+}
+
+// An engine with everything that there is: a page, a trace and guarded memory.
+using CApiFork = CApiStatus;
+
+// The worker of a data loader lives on after its parent was killed. It must keep no space on the
+// drive, no memory that is pinned, and no lock.
+TEST_F(CApiFork, AForkedChildKeepsNothing) {
+  for (const char* const state : {"", R"("state": {"name": "run"}, )"}) {
+    backend_ = state;
+    const auto before = descriptors_of(::getpid());
+    ASSERT_EQ(sluice_trace_start(directory_.file("trace").c_str(), 0, 1), SLUICE_OK);
+    const sluice_model made = model();
+    std::string guarded = config();
+    guarded.insert(guarded.find(R"("device")"), R"("guard": "on", )");
+    ASSERT_EQ(sluice_engine_create(guarded.c_str(), &made, &engine_), SLUICE_OK)
+        << sluice_last_error();
+    int is_new = 0;
+    ASSERT_EQ(*state == '\0' ? sluice_initialize(engine_, sine_values, nullptr)
+                             : sluice_open_or_create(engine_, sine_values, nullptr, 0, &is_new),
+              SLUICE_OK)
+        << sluice_last_error();
+    ASSERT_EQ(sluice_show_status(engine_, &figures_), SLUICE_OK) << sluice_last_error();
+    ASSERT_TRUE(has_page());
+    train_step();
+    EXPECT_GT(descriptors_of(::getpid()).size(), before.size() + 2);
+    {
+      const PausedChild child;
+      EXPECT_EQ(descriptors_of(child.pid()), before);
+      const std::string maps = maps_of(child.pid());
+      for (const std::string& kept :
+           {std::string("io_uring"), std::string("memfd:sluice"), directory_.path()})
+        EXPECT_EQ(maps.find(kept), std::string::npos) << maps;
+    }
+    train_step();
+    sluice_engine_destroy(engine_);
+    engine_ = nullptr;
+    ASSERT_EQ(sluice_trace_stop(nullptr), SLUICE_OK);
+  }
 }
 
 }  // namespace

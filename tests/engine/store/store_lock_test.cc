@@ -4,13 +4,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include <sluice/error.h>
 #include "tests/support/expect_error.h"
+#include "tests/support/paused_child.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -73,6 +79,28 @@ TEST(StoreLock, EndsWithItsProcessAndNotWithItsWorkers) {
   EXPECT_EQ(::kill(worker, 0), 0);  // lives on
   EXPECT_NO_THROW(EXPECT_TRUE(StoreLock(directory.path(), "run", "").is_own()));
   ::kill(worker, SIGKILL);  // whatever has been found: it would hold this program's output
+}
+
+// Neither for the moment in which a child is being forked nor as long as the child lives.
+TEST(StoreLock, GivenBackIsNotHeldByChildrenForkedMeanwhile) {
+  const TempDirectory directory;
+  std::atomic<bool> is_over = false;
+  std::thread forker([&] {
+    std::vector<PausedChild> children;
+    for (int i = 0; i < 300 && !is_over; ++i) children.emplace_back();
+    is_over = true;
+  });
+  std::string message;
+  while (!is_over) {
+    try {
+      const StoreLock lock(directory.path(), "run", "");
+    } catch (const Error& error) {
+      message = error.what();
+      is_over = true;
+    }
+  }
+  forker.join();
+  EXPECT_EQ(message, "");
 }
 
 TEST(StoreLock, ProcessesOfOneJobShareIt) {

@@ -12,16 +12,22 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "cpu_optim/rank_sum.h"
 #include "gpu/ranks/message_port.h"
+#include "gpu/ranks/socket_meeting.h"
 #include "tests/contract/collectives_contract.h"
 #include "tests/gpu/ranks/socket_ranks.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/paused_child.h"
 
 namespace sluice {
 namespace {
@@ -164,19 +170,37 @@ TEST(SocketPort, AfterAFailureNothingComesIn) {
   EXPECT_EQ(received, std::byte{});
 }
 
+// Although a child of that process lives on, such as the worker of a data loader.
 TEST(SocketPort, RankWhoseProcessEndsIsNamedAtOnce) {
-  const Doors meeting(2);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const auto port = connect_ranks(*meeting.doors[1], meeting.endpoints, 20);
-    ::_exit(0);
+  const SocketDoor door(kHere, 0, 2);
+  int told[2];
+  ASSERT_EQ(::pipe(told), 0);
+  const pid_t process = ::fork();
+  if (process == 0) {
+    const SocketDoor own(kHere, 1, 2);
+    const std::string endpoint = own.endpoint().text() + "\n";
+    (void)!::write(told[1], endpoint.data(), endpoint.size());
+    const std::vector<std::string> endpoints{door.endpoint().text(), own.endpoint().text()};
+    const auto port = connect_ranks(own, endpoints, 20);
+    const test::PausedChild worker;
+    const pid_t number = worker.pid();
+    (void)!::write(told[1], &number, sizeof number);
+    ::_exit(0);  // the worker stays
   }
+  std::string endpoint;
+  for (char next = 0; ::read(told[0], &next, 1) == 1 && next != '\n';) endpoint += next;
+  const std::vector<std::string> endpoints{door.endpoint().text(), endpoint};
   std::vector<std::unique_ptr<MessagePort>> ports;
-  ports.push_back(connect_ranks(*meeting.doors[0], meeting.endpoints, 20));
+  ports.push_back(connect_ranks(door, endpoints, 20));
+  pid_t worker = 0;
+  ASSERT_EQ(::read(told[0], &worker, sizeof worker), static_cast<ssize_t>(sizeof worker));
   std::byte data{};
   EXPECT_EQ(await(ports, 0, ports[0]->start_receive(&data, 1, 1, 3)),
             "rank 0 has lost its connection with rank 1; it has failed, or was killed");
-  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(::kill(worker, SIGKILL), 0);
+  ::waitpid(process, nullptr, 0);
+  ::close(told[0]);
+  ::close(told[1]);
 }
 
 // Small messages move on the threads that wait for them, large ones on a thread of their own.
