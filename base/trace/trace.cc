@@ -6,10 +6,12 @@
 #include <bit>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/trace/trace_ring.h"
 #include "base/trace/trace_writer.h"
 
@@ -30,6 +32,8 @@ struct Recorder {
   std::array<AtomicCount, kTraceKinds> counts;
   // Grows with every trace, so that threads leave old rings. 0: there has been no trace.
   std::atomic<std::uint64_t> generation{0};
+  // Records of threads for whose rings there was no memory.
+  std::atomic<std::uint64_t> lost_without_ring{0};
 
   std::mutex mutex;
   // Guarded by mutex.
@@ -67,7 +71,7 @@ struct RingHolder {
 };
 thread_local RingHolder ring_holder;
 
-// Returns null when no trace runs any more.
+// Returns null when no trace runs any more. Throws std::bad_alloc.
 TraceRing* make_ring(std::uint64_t generation) {
   Recorder& all = recorder();
   char name[kTraceNameBytes + 1] = {};
@@ -86,6 +90,35 @@ TraceRing* make_ring(std::uint64_t generation) {
   return ring_of_this_thread;
 }
 
+std::string ring_size_text(std::uint32_t records) {
+  return format_bytes(std::uint64_t{records} * sizeof(TraceRecord));
+}
+
+// The rings are made later, by threads that cannot fail. A size that the system never grants is
+// refused before.
+void try_ring(std::uint32_t records) {
+  try {
+    const TraceRing tried(records, 0, "");
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("trace_start: each thread's ring of {} records takes up to {}, and the "
+                            "system refuses to reserve that; lower ring_records (trace.ring of the "
+                            "config), or raise the limit of address space (ulimit -v)",
+                            records, ring_size_text(records)));
+  }
+}
+
+// As make_ring(). Without memory, the thread's records of this trace are counted as lost.
+TraceRing* find_ring(std::uint64_t generation) noexcept {
+  try {
+    return make_ring(generation);
+  } catch (const std::bad_alloc&) {
+    ring_of_this_thread = nullptr;
+    generation_of_this_thread = generation;
+    return nullptr;
+  }
+}
+
 // In a forked child: the drainer is not there, and another thread may have held a lock. The trace
 // is the parent's, and nothing of the child gets into it.
 std::atomic<bool> is_in_child{false};
@@ -99,6 +132,7 @@ void begin_generation(Recorder& all, std::uint32_t ring_records) {
   all.rings.clear();
   all.threads = 0;
   all.ring_records = ring_records;
+  all.lost_without_ring.store(0);
   all.generation.fetch_add(1);
   trace_is_on.store(ring_records != 0);
 }
@@ -211,9 +245,10 @@ void trace_append(const TraceRecord& record) {
   TraceRing* ring = ring_of_this_thread;
   if (generation_of_this_thread != generation) {
     if (generation_of_this_thread == UINT64_MAX) return;
-    ring = make_ring(generation);
+    ring = find_ring(generation);
   }
-  if (ring != nullptr) ring->append(record);
+  if (ring != nullptr) return ring->append(record);
+  recorder().lost_without_ring.fetch_add(1, std::memory_order_relaxed);  // a count
 }
 
 TracePoll::TracePoll(std::function<void()> poll) : poll_(std::move(poll)) {
@@ -238,13 +273,16 @@ void trace_start(const TraceOptions& options) {
         "trace_start: the trace's thread belongs to the process that forked this one; start "
         "a process of its own for what is to be traced");
   if (options.ring_records > kRingRecordsMax)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("trace_start: ring_records is {}; a thread's ring has at most {}",
-                            options.ring_records, kRingRecordsMax));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("trace_start: ring_records is {}; a thread's ring has at most {}, which "
+                    "take {}; lower it (trace.ring of the config)",
+                    options.ring_records, kRingRecordsMax, ring_size_text(kRingRecordsMax)));
   if (options.rank >= options.ranks)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("trace_start: rank {} does not exist; there are {} ranks", options.rank,
                             options.ranks));
+  try_ring(options.ring_records);
   Recorder& all = recorder();
   calibrate_trace_clock();
   const std::scoped_lock lock(all.mutex);
@@ -266,13 +304,15 @@ TraceResult trace_stop() {
   if (is_in_child) return {};
   Recorder& all = recorder();
   std::unique_ptr<TraceWriter> writer;
+  std::uint64_t lost_without_ring = 0;
   {
     const std::scoped_lock lock(all.mutex);
     if (all.writer == nullptr) return {};
+    lost_without_ring = all.lost_without_ring.load();
     begin_generation(all, 0);
     writer = std::move(all.writer);
   }
-  const TraceResult result = writer->finish();
+  const TraceResult result = writer->finish(lost_without_ring);
   rest_trace_clock();
   return result;
 }

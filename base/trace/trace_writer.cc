@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <new>
 
 #include <fmt/format.h>
 
@@ -70,7 +71,7 @@ void TraceWriter::add_section(std::string_view name, std::string_view text) {
   flush();
 }
 
-TraceResult TraceWriter::finish() {
+TraceResult TraceWriter::finish(std::uint64_t lost_without_ring) {
   if (!thread_.joinable()) return result_;
   {
     const std::scoped_lock lock(mutex_);
@@ -78,13 +79,24 @@ TraceResult TraceWriter::finish() {
   }
   wake_.notify_all();
   thread_.join();
-  result_.lost = lost_by_ended_;
+  result_.lost = lost_by_ended_ + lost_without_ring;
   for (const auto& ring : rings_) result_.lost += ring->lost();
+  if (lost_without_ring != 0) count_lost(lost_without_ring);
   add_section("end", fmt::format(R"({{"records": {}, "lost": {}, "drainer_ns": {}}})",
                                  result_.records, result_.lost, result_.drainer_ns));
   if (const int error = closing_error(file_.get()); error != 0) fail(error);
   file_ = ProcessFd();
   return result_;
+}
+
+// For readers, which add up what the blocks of each thread say.
+void TraceWriter::count_lost(std::uint64_t lost_without_ring) {
+  TraceBlockHeader header;
+  header.type = static_cast<std::uint32_t>(TraceBlockType::kRecords);
+  header.lost = lost_without_ring;
+  header.thread = UINT32_MAX;
+  const std::scoped_lock lock(file_mutex_);
+  add_block(header, "no memory", {});
 }
 
 void TraceWriter::run() {
@@ -97,7 +109,12 @@ void TraceWriter::run() {
     }
     run_trace_polls();
     // A ring that fills quickly gets no pause.
-    while (drain_all()) {
+    try {
+      while (drain_all()) {
+      }
+    } catch (const std::bad_alloc&) {
+      const std::scoped_lock lock(file_mutex_);
+      fail(ENOMEM);
     }
     if (steady_now_ns() - calibrated_ns < kCalibrationPeriodNs) continue;
     calibrate_trace_clock();

@@ -2,8 +2,8 @@
 //
 // Thread rule: any thread may call add_ring() and add_section(). Only one thread calls finish().
 // Invariants: after append(), a record reaches the file within kDrainPeriod plus the time that the
-// disk needs. If the disk fails, the file ends early, but the run continues. The first failure is
-// kept, and finish() reports this failure.
+// disk needs. If the disk or the memory fails, the file ends early, but the run continues. The
+// first failure is kept, and finish() reports this failure.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,6 @@
 #include "base/process_fd.h"
 #include "base/trace/trace_format.h"
 #include "base/trace/trace_ring.h"
-#include "base/unique_fd.h"
 
 namespace sluice {
 
@@ -37,12 +36,14 @@ class TraceWriter {
 
   void add_ring(std::shared_ptr<TraceRing> ring);
   void add_section(std::string_view name, std::string_view text);
-  // Takes the remaining records and closes the file.
-  TraceResult finish();
+  // Takes the remaining records and closes the file. `lost_without_ring` is the number of records
+  // that were lost because their thread has no ring.
+  TraceResult finish(std::uint64_t lost_without_ring = 0);
 
  private:
   void run();
   bool drain_all();
+  void count_lost(std::uint64_t lost_without_ring);
   void drain(TraceRing& ring);
   void add_block(TraceBlockHeader header, std::string_view name,
                  std::span<const std::byte> payload);

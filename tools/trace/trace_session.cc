@@ -9,17 +9,13 @@
 #include "tools/trace/trace_summary.h"
 
 namespace sluice {
-namespace {
-
-constexpr std::uint64_t kRingMax = 1 << 26;  // records; 4 GiB
-
-}  // namespace
-
 TraceSession::TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank)
     : output_(output) {
   if (!output_.is_wanted()) return;
   output_.begin();
-  const std::uint64_t records = std::min<std::uint64_t>(ring_bytes / sizeof(TraceRecord), kRingMax);
+  // trace_start() refuses far smaller numbers.
+  const std::uint64_t records =
+      std::min<std::uint64_t>(ring_bytes / sizeof(TraceRecord), UINT32_MAX);
   trace_start({.file = output_.path(),
                .descriptor = output_.descriptor(),
                .ring_records = static_cast<std::uint32_t>(records),

@@ -30,7 +30,7 @@ class TraceSession {
   // session. OutputFile::accept() gives the file its final name. Without a call of accept(), the
   // file gets its final name at the end of the trace. `ring_bytes` is the size of the ring buffer
   // of each thread.
-  // Fails with the errors of OutputFile::begin().
+  // Fails with the errors of OutputFile::begin() and of trace_start().
   TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank = {});
   ~TraceSession();
   TraceSession(const TraceSession&) = delete;

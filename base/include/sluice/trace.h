@@ -21,7 +21,7 @@ struct TraceOptions {
 
 struct TraceResult {
   std::uint64_t records = 0;  // in the file
-  std::uint64_t lost = 0;     // dropped because a ring was full
+  std::uint64_t lost = 0;     // dropped: a ring was full, or a thread found no memory for its ring
   std::uint64_t file_bytes = 0;
   std::uint64_t drainer_ns = 0;  // processor time of the drainer
   std::string failure;           // why the file ends early; empty if complete
@@ -30,7 +30,7 @@ struct TraceResult {
 
 // Starts a trace that goes to a file. Must be called before the engine is made.
 // Fails with kInput if the file cannot be created, and with kInvalidArgument if a trace is already
-// running.
+// running. Fails with kOutOfMemory if the system refuses the memory for one ring.
 SLUICE_EXPORT void trace_start(const TraceOptions& options);
 // Writes the remaining records and closes the file. Does nothing if no trace is running. Must be
 // called after the engine is gone.

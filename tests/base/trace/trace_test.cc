@@ -4,8 +4,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -89,6 +93,59 @@ TEST(Trace, RefusesNumbersThatCannotBe) {
   foreign.ranks = 2;
   for (const TraceOptions& refused : {large, foreign}) EXPECT_THROW(trace_start(refused), Error);
   EXPECT_FALSE(trace_enabled());
+}
+
+// Runs `holds` in a process that can reserve `room_bytes` more than now. Returns its result.
+template <class Check>
+bool holds_within(std::uint64_t room_bytes, const Check& holds) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlimit limit{.rlim_cur = pages * 4096 + room_bytes, .rlim_max = RLIM_INFINITY};
+    ::_exit(::setrlimit(RLIMIT_AS, &limit) == 0 && holds() ? 0 : 1);
+  }
+  int state = 0;
+  ::waitpid(child, &state, 0);
+  return WIFEXITED(state) && WEXITSTATUS(state) == 0;
+}
+
+// A thread that records cannot fail, so the size is tried before.
+TEST(Trace, RefusesRingsThatTheSystemDoesNotGrant) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's shadow memory is beyond every limit";
+#endif
+  const test::TempDirectory directory;
+  EXPECT_TRUE(holds_within(1ull << 30, [&] {
+    try {
+      trace_start({.file = directory.file("trace"), .ring_records = 1u << 30});
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kOutOfMemory &&
+             std::string(error.what()).find("64.0 GiB") != std::string::npos && !trace_enabled();
+    }
+    return false;
+  }));
+  EXPECT_FALSE(std::filesystem::exists(directory.file("trace")));
+}
+
+// There is room for one ring, and not for one of every thread.
+TEST(Trace, CountsWhatThreadsLoseThatFindNoMemoryForTheirRings) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's shadow memory is beyond every limit";
+#endif
+  const test::TempDirectory directory;
+  const std::string path = directory.file("trace");
+  EXPECT_TRUE(holds_within(400ull << 20, [&] {
+    trace_start({.file = path, .ring_records = 1u << 22});  // 256 MiB
+    trace_record({.begin_ns = 1, .end_ns = 9});
+    std::thread([] {
+      for (int i = 0; i < 3; ++i) trace_record({.begin_ns = 1, .end_ns = 9});
+    }).join();
+    trace_record({.begin_ns = 2, .end_ns = 9});
+    const TraceResult result = trace_stop();
+    return result.records == 2 && result.lost == 3 && result.failure.empty();
+  }));
+  EXPECT_NE(test::file_text(path).find("no memory"), std::string::npos);
 }
 
 TEST(Trace, KeepsRecordsOnlyWhileItRuns) {

@@ -89,6 +89,11 @@ class Trace(CliCase):
     def test_a_short_run_has_no_limits(self):
         self.assertIsNone(self.train(ON_NVME, "--steps", 2)["limits"])
 
+    def test_a_ring_that_cannot_be_is_refused(self):
+        message = self.fail_train(2, {"trace.ring": "100GiB"}, "--trace", "large.trace")
+        self.assertIn("a thread's ring has at most 1073741824, which take 64.0 GiB; lower it (trace.ring of the config)", message)
+        self.assertFalse(os.path.exists(self.path("large.trace")))
+
     def test_the_page_holds_the_trace(self):
         self.record()
         self.run_sluice("trace", "html", "run.trace", "-o", "page.html")
