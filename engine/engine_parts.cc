@@ -15,6 +15,7 @@
 #include "engine/ranks/rank_clocks.h"
 #include "engine/run/engine_trace.h"
 #include "engine/run/run_description.h"
+#include "engine/store/storage_files.h"
 #include "engine/store/storage_queue.h"
 #include "io/direct_file.h"
 
@@ -84,6 +85,8 @@ std::unique_ptr<IoQueue> open_queue(const Config& config, const Placement& place
                             : kCommitTransfers + static_cast<std::uint32_t>(files.size())),
       .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory(),
       .files = files};
+  if (std::string note = note_of_cached(tiers.files()); !note.empty())
+    notes.push_back(std::move(note));
   auto queue = open_io_queue(config.storage, pool, explanation);
   if (!explanation.empty() && placement.nvme_bytes() != 0) notes.push_back(explanation);
   return decorate ? decorate(std::move(queue)) : std::move(queue);

@@ -74,7 +74,7 @@ std::vector<std::string> checked_sha256(std::vector<std::string> digests, const 
   return digests;
 }
 
-constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
 
 void check_options(const SaveOptions& options) {
   if (!is_utf8(options.application))
@@ -87,7 +87,7 @@ void check_names(const std::map<std::string, std::string>& files, const Checkpoi
   for (const auto& [name, text] : files) {
     const bool is_plain = !name.empty() && name[0] != '.' &&
                           name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
-    const bool is_taken = name == kManifestName || name == kIndexName ||
+    const bool is_taken = name == kManifestName || name == kIndexFile ||
                           std::ranges::count(plan.files, name, &CheckpointPlan::File::name) != 0;
     if (!is_plain || is_taken)
       throw Error(ErrorCode::kInvalidArgument,
@@ -195,7 +195,7 @@ SavedCheckpoint CheckpointWriter::finish(const std::optional<Error>& failure,
   SavedCheckpoint saved{.path = {}, .step = position_.step, .size_bytes = plan_.size_bytes};
   ranks_.together(kCheckpointSubject, [&] {
     if (!fresh_) return;
-    fresh_->write(kIndexName, plan_.index);
+    fresh_->write(kIndexFile, plan_.index);
     for (const auto& [name, text] : options_.files) fresh_->write(name, text);
     fresh_->write(std::string(kManifestName), manifest_text(manifest));
     saved.path = fresh_->commit(position_.step, options_.keep,

@@ -7,6 +7,7 @@
 
 #include "base/trace/trace_ranges.h"
 #include "engine/plan/striping.h"
+#include "engine/store/storage_files.h"
 #include "engine/store/storage_queue.h"
 #include "engine/store/transfer_error.h"
 #include "io/checksum.h"
@@ -71,6 +72,8 @@ void DetachedFlow::place_homes(const Config::Storage& storage) {
     }
     for (std::size_t file = 0; file < storage.paths.size(); ++file)
       files_.push_back(DirectFile::create_scratch(storage.paths[file], dealer.drive_bytes()[file]));
+    check_alignment(files_);
+    if (std::string note = note_of_cached(files_); !note.empty()) watch_.note(std::move(note));
   }
   memory_ = AlignedBuffer(plan_.state_bytes(), "the optimizer's state in host memory");
   std::byte* next = memory_.data();

@@ -7,6 +7,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/plan/striping.h"
+#include "engine/store/storage_files.h"
 
 namespace sluice {
 namespace {
@@ -147,13 +148,7 @@ void Tiers::create_files(const Config::Storage& storage) {
           ? placement_.nvme_bytes() != 0
           : placement_.nvme_gradient_bytes + placement_.nvme_activation_bytes != 0;
   if (has_scratch) create_scratch(storage);
-  for (const DirectFile& file : files_) {
-    if (!is_aligned(kStorageAlignBytes, file.alignment_bytes()))
-      throw Error(ErrorCode::kUnsupported,
-                  file.name() + ": its file system asks for an alignment of " +
-                      format_bytes(file.alignment_bytes()) +
-                      ", more than the 4 KiB that Sluice lays blocks out for; use another path");
-  }
+  check_alignment(files_);
 }
 
 void Tiers::create_scratch(const Config::Storage& storage) {
