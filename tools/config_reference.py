@@ -88,6 +88,8 @@ def deepspeed_page(rows):
         why = row["why"].replace("|", "\\|")
         if "auto" in row:
             why += ("; " if why else "") + f"auto: `{row['auto']}`"
+        if "of" in row:
+            why += ("; " if why else "") + "only for " + ", ".join(row["of"])
         lines.append(f"| `{row['key']}` | {default} | {fate(row)} | {why} |\n")
     return "".join(lines)
 

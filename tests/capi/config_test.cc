@@ -83,6 +83,29 @@ TEST(CApiConfig, ImportsWithTheNamesAndTheSizeOfAProgram) {
             SLUICE_INVALID_ARGUMENT);
 }
 
+TEST(CApiConfig, ValuesStandForMissingKeysUnlessAProgramHasNamesForThem) {
+  constexpr const char* kFile = R"({"train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "scheduler": {"type": "WarmupLR", "params": {}}})";
+  const std::string values =
+      R"("betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.3, "warmup_steps": 77)";
+  const auto imported = [&](const std::string& json) -> std::string {
+    const char* report = nullptr;
+    EXPECT_EQ(sluice_import_deepspeed(kFile, "ds.json", json.c_str(), &report), SLUICE_OK)
+        << sluice_last_error();
+    return report == nullptr ? "" : report;
+  };
+  const std::string of_options = imported("{" + values + "}");
+  for (const char* part :
+       {"\"beta2\": 0.9,", "\"epsilon\": 1e-06", "\"tensors\"", "\"warmup_steps\": 77"})
+    EXPECT_NE(of_options.find(part), std::string::npos) << part << "\n" << of_options;
+  // transformers leaves them at DeepSpeed's defaults.
+  const std::string of_program = imported("{" + values + R"(, "names": {"betas": "args.betas"}})");
+  for (const char* part : {"\"beta2\": 0.999,", "\"epsilon\": 1e-08", "\"warmup_steps\": 1000"})
+    EXPECT_NE(of_program.find(part), std::string::npos) << part << "\n" << of_program;
+  EXPECT_EQ(of_program.find("\"tensors\""), std::string::npos) << of_program;
+}
+
 TEST(CApiConfig, RefusesWithAllReasons) {
   const char* report = "";
   EXPECT_EQ(sluice_import_deepspeed(kDeepspeed, "ds.json", nullptr, &report), SLUICE_CONFIG);

@@ -1,43 +1,37 @@
 #include "tools/deepspeed/config_source.h"
 
 #include <cstdlib>
+#include <map>
+#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
 #include "gpu/ranks/launcher_environment.h"
+#include "tools/deepspeed/deepspeed_keys.h"
 
 namespace sluice {
 namespace {
 
 constexpr std::size_t kNameLengthMax = 255;
 
-// Takes the values of --set for keys that are "auto".
-void take_assignments(DeepspeedValues& values, const std::vector<std::string>& assignments) {
+// The values that --set gives to keys from which others of an imported config follow. A wrong value
+// is refused here.
+std::map<std::string, std::string> assigned_values(const std::vector<std::string>& assignments,
+                                                   const std::string& name) {
+  std::set<std::string> used = {"run.device"};
+  for (const DeepspeedKey& row : deepspeed_keys())
+    if (!row.option.empty()) used.insert(row.to.begin(), row.to.end());
+  ConfigDocument document("{}", name);
+  std::map<std::string, std::string> values;
   for (const std::string& assignment : assignments) {
-    const std::size_t equals = assignment.find('=');
-    if (equals == std::string::npos) continue;
-    const std::string key = assignment.substr(0, equals);
-    const std::string text = assignment.substr(equals + 1);
-    const auto value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-    const auto number = [&](std::optional<double>& target) {
-      if (value.is_number() && !target) target = value.get<double>();
-    };
-    const auto count = [&](std::optional<std::uint64_t>& target) {
-      if (value.is_number_unsigned() && !target) target = value.get<std::uint64_t>();
-    };
-    if (key == "batch.sequences") count(values.batch);
-    if (key == "batch.micro_batches") count(values.micro_batches);
-    if (key == "optimizer.learning_rate") number(values.learning_rate);
-    if (key == "optimizer.epsilon") number(values.epsilon);
-    if (key == "optimizer.weight_decay") number(values.weight_decay);
-    if (key == "optimizer.clip_norm") number(values.clip_norm);
-    if (key == "optimizer.warmup_steps") count(values.warmup_steps);
-    if (key == "run.steps") count(values.steps);
-    if (key == "precision.parameters" && values.precision.empty()) values.precision = text;
-    if (key == "run.device" && values.device == "auto") values.device = text;
+    const std::string key = assignment.substr(0, assignment.find('='));
+    if (!used.contains(key)) continue;
+    document.set(assignment);
+    values[key] = document.json_of(key);
   }
+  return values;
 }
 
 }  // namespace
@@ -63,7 +57,9 @@ ConfigSource read_config_source(const std::string& argument, DeepspeedValues val
   if (!is_deepspeed) refuse_deepspeed_values(values, name);
   if (!is_deepspeed)
     return {.document = assigned(ConfigDocument(text, name)), .report = std::nullopt};
-  take_assignments(values, assignments);
+  values.assigned = assigned_values(assignments, name);
+  if (const auto device = values.assigned.find("run.device"); device != values.assigned.end())
+    values.device = nlohmann::json::parse(device->second).get<std::string>();
   const auto launch = find_launch([](const char* variable) { return std::getenv(variable); });
   if (launch && launch->rank_count > 1) values.ranks = launch->rank_count;
   ImportedConfig imported = import_deepspeed(text, name, values);

@@ -23,8 +23,8 @@ struct ConfigSource {
 
 // `argument` is a path, or a config in base64. DeepSpeed also accepts a path or base64. Each of
 // `assignments` has the form KEY=VALUE. The assignments override the file's values, and also
-// replace values that are "auto". If a launcher started several ranks, the number of these ranks
-// replaces `values.ranks`.
+// replace values that are "auto". If two assignments have the same key, the last one counts. If a
+// launcher started several ranks, the number of these ranks replaces `values.ranks`.
 // Fails with kInput if the file cannot be read. Fails with kConfig if the config or an assignment
 // is wrong, or if `values` has a value from an option and the file is a config of Sluice. For a
 // DeepSpeed file, one message lists all keys that are refused.

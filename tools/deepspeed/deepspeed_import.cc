@@ -38,18 +38,6 @@ std::optional<std::string> decoded(std::string_view text) {
   return bytes;
 }
 
-bool is_of_deepspeed(const OrderedJson& root) {
-  const auto& known = config_schema().at("properties");
-  bool is_deepspeed = false;
-  for (const auto& [name, value] : root.items()) {
-    const bool is_row = find_deepspeed_key(name) != nullptr;
-    if (known.contains(name) && !is_row) return false;
-    is_deepspeed |= is_row && !known.contains(name);
-    if (name == "optimizer" && value.is_object()) is_deepspeed |= value.contains("params");
-  }
-  return is_deepspeed;
-}
-
 // The last line of the report that gave `new_key`, or a section or list around it, its value.
 const ImportLine* origin_of(const ImportReport& report, const std::string& new_key) {
   for (auto line = report.mapped.rbegin(); line != report.mapped.rend(); ++line)
@@ -96,16 +84,22 @@ void import_all(ImportPass& pass, const OrderedJson& root) {
   import_storage(pass);
   import_optimizer(pass);
   import_scheduler(pass);
+  import_rest(pass);
 }
 
 }  // namespace
 
 bool is_deepspeed_file(std::string_view text) {
-  try {
-    return is_of_deepspeed(read_hjson(text, "").root);
-  } catch (const Error&) {
-    return false;
+  const auto& known = config_schema().at("properties");
+  const std::map<std::string, std::size_t> places = hjson_places(text);
+  bool is_deepspeed = places.contains("optimizer.params");
+  for (const auto& [name, place] : places) {
+    if (name.find('.') != std::string::npos) continue;
+    const bool is_row = find_deepspeed_key(name) != nullptr;
+    if (known.contains(name) && !is_row) return false;
+    is_deepspeed |= is_row && !known.contains(name);
   }
+  return is_deepspeed;
 }
 
 ImportedConfig import_deepspeed(std::string_view text, const std::string& name,

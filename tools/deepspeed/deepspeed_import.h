@@ -37,6 +37,10 @@ struct DeepspeedValues {
   std::optional<std::uint64_t> hidden_size;
   std::string device = "auto";
   std::uint32_t ranks = 1;
+  // The values of --set as JSON, by keys of Sluice. They replace "auto" and missing values, as
+  // options do. They also replace numbers of the optimizer and the schedule, because other values
+  // of the config follow from these numbers.
+  std::map<std::string, std::string> assigned;
   // The names that messages give to options. For example, the key of --micro-batches is
   // "micro_batches". A program may take values from sources that are not options. Such a program
   // stores the names of these sources in `names`.
@@ -65,11 +69,12 @@ struct ImportedConfig {
   ImportReport report;
 };
 
-// Whether `text` is a DeepSpeed file. A DeepSpeed file is valid Hjson, has keys of DeepSpeed, and
-// has no key that exists only in Sluice.
+// Whether `text` is a DeepSpeed file. A DeepSpeed file has keys of DeepSpeed, and has no key that
+// exists only in Sluice. If the text is not Hjson, only the keys before the first error count.
 bool is_deepspeed_file(std::string_view text);
 
-// `name` is the name that messages give to the text. The report lists all errors except bad Hjson.
+// `name` is the name that messages give to the text. The report has a line for every key of the
+// file. The report lists all errors except bad Hjson.
 // Fails with kConfig if the text is not Hjson.
 ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
                                 const DeepspeedValues& values);

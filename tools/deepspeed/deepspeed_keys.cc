@@ -55,6 +55,8 @@ std::vector<DeepspeedKey> read_table() {
                     .most = bound(row, "most"),
                     .values = list("values"),
                     .to = list("to"),
+                    .of = list("of"),
+                    .chosen = row.value("chosen", false),
                     .is = row.value("is", ""),
                     .why = row.at("why")});
   }

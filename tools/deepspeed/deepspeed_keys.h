@@ -39,8 +39,12 @@ struct DeepspeedKey {
   std::optional<double> least, most;
   std::vector<std::string> values;  // for an enum
   std::vector<std::string> to;      // the keys of Sluice that get the value
-  std::string is;                   // for an alias: the key's real name
-  std::string why;                  // the reason, as a text for people
+  // The optimizers or schedulers that take the key. For others, DeepSpeed raises. Empty = all.
+  std::vector<std::string> of;
+  // If the value is missing or "auto", Sluice chooses a value instead of DeepSpeed's default.
+  bool chosen = false;
+  std::string is;   // for an alias: the key's real name
+  std::string why;  // the reason, as a text for people
 };
 
 const std::vector<DeepspeedKey>& deepspeed_keys();

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "base/utf8.h"
 
 namespace sluice {
 namespace {
@@ -177,12 +178,40 @@ class Reader {
     return result;
   }
 
+  // Characters between the begin of the line and `at`.
+  std::size_t column(std::size_t at) const {
+    const std::string_view before = text_.substr(0, at);
+    const std::string_view line = before.substr(before.rfind('\n') + 1);
+    return static_cast<std::size_t>(
+        std::ranges::count_if(line, [](char byte) { return (byte & 0xc0) != 0x80; }));
+  }
+
+  // Lines lose the white space that stands before the opening quotes, and the ends of the first and
+  // of the last line do not count.
   OrderedJson block_string() {
     const std::size_t begin = at_;
     const std::size_t end = text_.find("'''", at_ + 3);
     if (end == std::string_view::npos) fail(begin, "the string does not end");
+    const std::string_view content = text_.substr(0, end);
+    const auto skip_blanks = [&](std::size_t most) {
+      for (; most > 0 && at_ < end && is_space(content[at_]) && content[at_] != '\n'; --most) ++at_;
+    };
+    const std::size_t indent = column(begin);
+    at_ += 3;
+    skip_blanks(end);
+    if (at_ < end && content[at_] == '\n') {
+      ++at_;
+      skip_blanks(indent);
+    }
+    std::string result;
+    while (at_ < end) {
+      const char next = content[at_++];
+      if (next != '\r') result += next;
+      if (next == '\n') skip_blanks(indent);
+    }
     at_ = end + 3;
-    return std::string(trimmed(text_.substr(begin + 3, end - begin - 3)));
+    if (result.ends_with('\n')) result.pop_back();
+    return result;
   }
 
   // A number or a word as far as the next comma, bracket or comment; else a string to the end of
@@ -205,6 +234,16 @@ class Reader {
   int depth_ = 0;
 };
 
+HjsonDocument document_of(std::string_view text, std::string name) {
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  return {.name = std::move(name),
+          .text = std::string(text),
+          .root = {},
+          .places = {},
+          .line_begins = {0}};
+}
+
 }  // namespace
 
 std::string HjsonDocument::place_of(const std::string& key) const {
@@ -215,14 +254,31 @@ std::string HjsonDocument::place_of(const std::string& key) const {
 }
 
 HjsonDocument read_hjson(std::string_view text, std::string name) {
-  HjsonDocument document;
-  document.name = std::move(name);
-  document.text = text;
-  document.line_begins.push_back(0);
-  for (std::size_t i = 0; i < text.size(); ++i)
-    if (text[i] == '\n') document.line_begins.push_back(i + 1);
+  HjsonDocument document = document_of(text, std::move(name));
+  for (std::string_view rest = document.text; !rest.empty();) {
+    const Utf8Character character = first_utf8(rest);
+    if (!character.code)
+      throw Error(
+          ErrorCode::kConfig,
+          fmt::format("{}:{}: byte 0x{:02x} is no UTF-8; save the file as UTF-8", document.name,
+                      line_and_column(document.text, document.text.size() - rest.size()),
+                      static_cast<unsigned char>(rest.front())));
+    rest.remove_prefix(character.size_bytes);
+  }
+  for (std::size_t i = 0; i < document.text.size(); ++i)
+    if (document.text[i] == '\n') document.line_begins.push_back(i + 1);
   Reader(document).read();
   return document;
+}
+
+std::map<std::string, std::size_t> hjson_places(std::string_view text) {
+  HjsonDocument document = document_of(text, "");
+  try {
+    Reader(document).read();
+  } catch (const Error&) {
+    // The keys so far are the result.
+  }
+  return std::move(document.places);
 }
 
 }  // namespace sluice

@@ -83,9 +83,9 @@ void import_decay(ImportPass& pass, bool may_be_of_torch) {
 }
 
 void import_clipping(ImportPass& pass) {
-  const double norm =
-      pass.number("gradient_clipping")
-          .value_or(pass.values().clip_norm.value_or(pass.default_number("gradient_clipping")));
+  const double norm = pass.number("gradient_clipping")
+                          .value_or(pass.given_number("gradient_clipping")
+                                        .value_or(pass.default_number("gradient_clipping")));
   pass.map("gradient_clipping", "optimizer.clip_norm", norm);
   if (norm > 0)
     pass.map("gradient_clipping", "optimizer.clip_epsilon", 1e-6,
@@ -99,10 +99,10 @@ void import_absent(ImportPass& pass) {
     pass.report.understood.push_back(
         {.text = "the file has no optimizer: in DeepSpeed the program makes it. Here the config's "
                  "own keys do (optimizer.*), with Sluice's defaults where nothing is given"});
-  if (values.learning_rate) {
-    pass.map("--lr", "optimizer.learning_rate", *values.learning_rate);
+  if (const auto rate = pass.given_number(kParams + "lr")) {
+    pass.map("--lr", "optimizer.learning_rate", *rate);
     if (!pass.has_section("scheduler"))
-      pass.map("--lr", "optimizer.minimum_learning_rate", *values.learning_rate / 10,
+      pass.map("--lr", "optimizer.minimum_learning_rate", *rate / 10,
                "Sluice's own schedule, a cosine, ends at a tenth");
   }
   if (!values.betas.empty()) {
@@ -141,10 +141,12 @@ void import_optimizer(ImportPass& pass) {
              "itself has no such type");
   if (pass.find(kParams + "adam_w_mode") != nullptr)
     pass.map(kParams + "adam_w_mode", "optimizer.type", kind);
+  pass.settle_section(kParams, kind, *type);
   const double fallback = kind == "adagrad" ? 1e-2 : pass.default_number(kParams + "lr");
-  if (!pass.is_auto(kParams + "lr") || pass.values().learning_rate)
+  const std::optional<double> given = pass.given_number(kParams + "lr");
+  if (!pass.is_auto(kParams + "lr") || given)
     pass.map(kParams + "lr", "optimizer.learning_rate",
-             pass.number(kParams + "lr").value_or(pass.values().learning_rate.value_or(fallback)));
+             pass.number(kParams + "lr").value_or(given.value_or(fallback)));
   import_moments(pass, kind);
   import_decay(pass, kind == "adamw" && !is_8bit_adamw(lower(*type)));
 }

@@ -1,6 +1,7 @@
 #include "tools/deepspeed/import_pass.h"
 
 #include <algorithm>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -9,13 +10,29 @@
 namespace sluice {
 namespace {
 
+constexpr const char* kMissing = "as if it were missing";
+
 std::string joined(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-bool is_comment_key(const std::string& key) {
-  const std::string name = key.substr(key.rfind('.') + 1);
+bool is_comment_key(const std::string& name) {
   return name.starts_with('_') || name.starts_with("//") || name.starts_with("comment");
+}
+
+// The value that --set gives to the key of Sluice that takes the value of `row`.
+OrderedJson assigned_value(const DeepspeedValues& values, const DeepspeedKey& row) {
+  const auto value_of = [&values](const std::string& key) {
+    const auto found = values.assigned.find(key);
+    return found == values.assigned.end() ? OrderedJson() : OrderedJson::parse(found->second);
+  };
+  // The batch of all ranks is a product, and the two keys of the precision share one of Sluice.
+  if (row.option.empty() || row.option == "--precision" || row.key == "train_batch_size") return {};
+  if (row.type != "pair") return value_of(row.to.front());
+  const OrderedJson first = value_of(row.to[0]);
+  const OrderedJson second = value_of(row.to[1]);
+  if (first.is_null() || second.is_null()) return {};
+  return OrderedJson::array({first, second});
 }
 
 // The value that an option gives to the key whose "auto" asks for it.
@@ -77,6 +94,30 @@ std::optional<std::string> ImportPass::text(const std::string& key) const {
   const Entry* entry = find(key);
   if (entry == nullptr || !entry->value.is_string()) return std::nullopt;
   return entry->value.get<std::string>();
+}
+
+OrderedJson ImportPass::given(const std::string& key) const {
+  const DeepspeedKey* row = find_deepspeed_key(key);
+  SLUICE_CHECK(row != nullptr, "only keys of the table have options");
+  OrderedJson assigned = assigned_value(values_, *row);
+  return assigned.is_null() ? value_of_option(values_, *row) : assigned;
+}
+
+std::optional<double> ImportPass::given_number(const std::string& key) const {
+  const OrderedJson value = given(key);
+  if (!value.is_number()) return std::nullopt;
+  return value.get<double>();
+}
+
+std::optional<std::uint64_t> ImportPass::given_integer(const std::string& key) const {
+  const OrderedJson value = given(key);
+  if (!value.is_number()) return std::nullopt;
+  return value.get<std::uint64_t>();
+}
+
+bool ImportPass::is_written(const std::string& key) const {
+  const auto entry = entries_.find(key);
+  return entry != entries_.end() && !entry->second.written.starts_with("--");
 }
 
 double ImportPass::default_number(const std::string& key) const {
@@ -142,8 +183,13 @@ void ImportPass::set_entry(const std::string& key, const OrderedJson& value) {
 
 void ImportPass::add_members(const OrderedJson& object, const std::string& path,
                              const std::string& written, bool is_strict) {
-  for (const auto& [name, value] : object.items())
-    add_member(joined(path, name), joined(written, name), value, is_strict);
+  for (const auto& [name, value] : object.items()) {
+    if (name.find('.') == std::string::npos) {
+      add_member(joined(path, name), joined(written, name), value, is_strict);
+    } else {
+      add_dotted(path, joined(written, name), name, value, is_strict);
+    }
+  }
 }
 
 void ImportPass::add_member(const std::string& key, const std::string& written,
@@ -158,7 +204,11 @@ void ImportPass::add_member(const std::string& key, const std::string& written,
     return add_member(row->is, written, value, is_strict);
   }
   if (row->type != "section") return add_leaf(*row, written, value, is_strict);
-  if (value.is_null()) return;
+  if (value.is_null()) {
+    report.not_needed.push_back(
+        {.place = document_.place_of(written), .key = written, .value = "null", .text = kMissing});
+    return;
+  }
   sections_[key] = written;
   if (key == "zero_optimization" && value.is_boolean()) {  // the form of DeepSpeed's first years
     add_leaf(*find_deepspeed_key("zero_optimization.stage"), written, value == true ? 1 : 0, true);
@@ -176,8 +226,27 @@ void ImportPass::add_unknown(const std::string& key, const std::string& written,
   entries_[key] = {.written = written, .value = {}, .written_value = value, .row = nullptr};
   const std::string hint = deepspeed_key_hint(key);
   if (is_strict) return refuse(key, "DeepSpeed refuses it, too: no such key" + hint);
-  if (is_comment_key(key)) return not_needed(key, "a comment");
+  if (is_comment_key(key.substr(key.rfind('.') + 1))) return not_needed(key, "a comment");
   refuse(key, "DeepSpeed has no such key and ignores it" + (hint.empty() ? "; remove it" : hint));
+}
+
+// A dot inside of a name would look like a section. The entry's key has quotes, and so is no other
+// key of the file.
+void ImportPass::add_dotted(const std::string& path, const std::string& written,
+                            const std::string& name, const OrderedJson& value, bool is_strict) {
+  const std::string key = fmt::format("{}\"{}\"", path, name);
+  entries_[key] = {.written = written, .value = {}, .written_value = value, .row = nullptr};
+  if (is_comment_key(name) && !is_strict) return not_needed(key, "a comment");
+  std::string where = "remove it";
+  if (find_deepspeed_key(joined(path, name)) != nullptr) {
+    std::string pointer = "/" + name;
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    OrderedJson nested;
+    nested[OrderedJson::json_pointer(pointer)] = value;
+    where = "write " + nested.dump();
+  }
+  refuse(key, fmt::format("DeepSpeed {}, since a name with a dot is no section; {}",
+                          is_strict ? "refuses it, too" : "ignores it", where));
 }
 
 void ImportPass::add_leaf(const DeepspeedKey& row, const std::string& written,
@@ -201,7 +270,7 @@ void ImportPass::add_leaf(const DeepspeedKey& row, const std::string& written,
   }
   if (value.is_null() || (row.type == "path" && value == "none")) {
     entry.value = {};
-    return;
+    return not_needed(row.key, kMissing);
   }
   if (value == "auto") return judge_auto(entry);
   std::string why, note;
@@ -215,24 +284,75 @@ void ImportPass::add_leaf(const DeepspeedKey& row, const std::string& written,
   const OrderedJson option = value_of_option(values_, row);
   if (!option.is_null() && !row.option.empty() && option != *typed)
     refuse_conflict(row.key, typed->dump(), row.option, option.dump());
+  const OrderedJson assigned = assigned_value(values_, row);
+  // The file's other keys of the batch and the schedule are checked against its own numbers.
+  if (!assigned.is_null() && row.to.front().starts_with("optimizer.")) entry.value = assigned;
 }
 
 void ImportPass::judge_auto(Entry entry) {
   const DeepspeedKey& row = *entry.row;
-  entries_[row.key].value = value_of_option(values_, row);
+  entries_[row.key].value = given(row.key);
   if (row.option == "--precision" || row.key == "train_batch_size") return;
   if (!entries_[row.key].value.is_null()) return;
   if (row.option.empty())
     return row.key_class == DeepspeedClass::kMap
                ? understood(row.key, row.key == "scheduler.params.warmup_max_lr"
                                          ? "the optimizer's learning rate"
+                                     : row.chosen ? "chosen by Sluice"
                                      : row.fallback.is_null()
-                                         ? "as if it were missing"
+                                         ? kMissing
                                          : "DeepSpeed's default, " + row.fallback.dump())
                : not_needed(row.key, row.why);
   const std::string& option = row.option == "--steps" ? values_.steps_option : row.option;
   ask_for(option);
   refuse(row.key, fmt::format("Sluice has no value for \"auto\": give {}", option));
+}
+
+void ImportPass::settle_section(const std::string& section, const std::string& kind,
+                                const std::string& type) {
+  for (const DeepspeedKey& row : deepspeed_keys()) {
+    if (!row.key.starts_with(section)) continue;
+    const bool is_taken = row.of.empty() || std::ranges::find(row.of, kind) != row.of.end();
+    const auto entry = entries_.find(row.key);
+    if (entry == entries_.end()) {
+      add_given(row, is_taken, type);
+    } else if (!is_taken) {
+      entry->second.value = {};
+      const std::string& written = entry->second.written;
+      if (std::ranges::find(report.refused, written, &ImportLine::key) == report.refused.end())
+        refuse(row.key,
+               fmt::format("{} takes no such value, and DeepSpeed raises for it; remove it", type));
+    }
+  }
+}
+
+void ImportPass::add_given(const DeepspeedKey& row, bool is_taken, const std::string& type) {
+  if (!values_.names.empty() || row.option.empty()) return;
+  const OrderedJson value = given(row.key);
+  if (value.is_null()) return;
+  const bool is_assigned = !assigned_value(values_, row).is_null();
+  if (is_taken) {
+    entries_[row.key] = {.written = is_assigned ? "--set" : row.option,
+                         .value = value,
+                         .written_value = value,
+                         .row = &row};
+  } else if (!is_assigned && row.option != "--steps") {  // those are the run's, too
+    report.refused.push_back(
+        {.key = row.option,
+         .value = value.dump(),
+         .text = fmt::format("the file's {} takes no such value; leave the option out", type)});
+  }
+}
+
+std::vector<std::string> ImportPass::unmentioned() const {
+  std::set<std::string> mentioned;
+  for (const auto* lines :
+       {&report.mapped, &report.not_needed, &report.understood, &report.refused})
+    for (const ImportLine& line : *lines) mentioned.insert(line.key);
+  std::vector<std::string> keys;
+  for (const auto& [key, entry] : entries_)
+    if (!mentioned.contains(entry.written)) keys.push_back(key);
+  return keys;
 }
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tools/deepspeed/deepspeed_import.h"
 #include "tools/deepspeed/deepspeed_keys.h"
@@ -41,6 +42,12 @@ class ImportPass {
   std::optional<std::uint64_t> integer(const std::string& key) const;
   std::optional<bool> boolean(const std::string& key) const;
   std::optional<std::string> text(const std::string& key) const;
+  // Returns the value that --set or an option gives to `key`. Returns null if neither does.
+  OrderedJson given(const std::string& key) const;
+  std::optional<double> given_number(const std::string& key) const;
+  std::optional<std::uint64_t> given_integer(const std::string& key) const;
+  // Returns whether the file has `key`. A value from an option does not count.
+  bool is_written(const std::string& key) const;
   // Returns DeepSpeed's default of `key`, from the table.
   double default_number(const std::string& key) const;
 
@@ -62,6 +69,14 @@ class ImportPass {
   void add_members(const OrderedJson& object, const std::string& path, const std::string& written,
                    bool is_strict);
   void set_entry(const std::string& key, const OrderedJson& value);
+  // Settles the keys of `section`, whose type is now known. `type` is the type in the file, and
+  // `kind` is its name in the table of keys. Keys that this type does not take are refused. Missing
+  // keys get the values of options, and an option that this type has no use for is refused. If a
+  // program has other names for the options, its values only replace "auto". The reason is that
+  // transformers leaves missing keys at DeepSpeed's defaults.
+  void settle_section(const std::string& section, const std::string& kind, const std::string& type);
+  // Returns the keys of which the report has no line.
+  std::vector<std::string> unmentioned() const;
 
   OrderedJson config = OrderedJson::object();
   ImportReport report;
@@ -72,9 +87,12 @@ class ImportPass {
                   bool is_strict);
   void add_unknown(const std::string& key, const std::string& written, const OrderedJson& value,
                    bool is_strict);
+  void add_dotted(const std::string& path, const std::string& written, const std::string& name,
+                  const OrderedJson& value, bool is_strict);
   void add_leaf(const DeepspeedKey& row, const std::string& written, const OrderedJson& value,
                 bool is_strict);
   void judge_auto(Entry entry);
+  void add_given(const DeepspeedKey& row, bool is_taken, const std::string& type);
 
   const HjsonDocument& document_;
   const DeepspeedValues& values_;
@@ -89,6 +107,8 @@ void import_storage(ImportPass& pass);
 void import_precision(ImportPass& pass);
 void import_optimizer(ImportPass& pass);
 void import_scheduler(ImportPass& pass);
+// Says for each key that no other function used why this key has no effect.
+void import_rest(ImportPass& pass);
 
 // Converts `value` to the type that `row` names. If the conversion fails, returns nothing and
 // writes the reason to `why`. If the function converts a value of another type, such as 1 to true,

@@ -17,10 +17,18 @@ constexpr const char* kMicroBatches = "gradient_accumulation_steps";
 // check says so with the three numbers.
 double data_ranks(const ImportPass& pass) {
   const double ranks = pass.values().ranks;
-  return ranks / pass.written_number("sequence_parallel_size").value_or(1);
+  return ranks / std::max(1.0, pass.written_number("sequence_parallel_size").value_or(1));
 }
 
-const char* precision_of(const ImportPass& pass) {
+// The precision that --set gives, if there is one. It decides, whatever the file says.
+std::string assigned_precision(const ImportPass& pass) {
+  const auto found = pass.values().assigned.find("precision.parameters");
+  if (found == pass.values().assigned.end()) return "";
+  return OrderedJson::parse(found->second).get<std::string>();
+}
+
+std::string precision_of(const ImportPass& pass) {
+  if (std::string assigned = assigned_precision(pass); !assigned.empty()) return assigned;
   const std::string& chosen = pass.values().precision;
   const bool is_for_the_program =
       !chosen.empty() && !pass.has_section("bf16") && !pass.has_section("fp16");
@@ -75,8 +83,9 @@ void import_batch(ImportPass& pass) {
   std::optional<std::uint64_t> total = pass.integer(kTrainBatch);
   std::optional<std::uint64_t> batch = pass.integer(kMicroBatch);
   std::optional<std::uint64_t> micro_batches = pass.integer(kMicroBatches);
-  if (!batch && pass.find(kMicroBatch) == nullptr && !total) batch = pass.values().batch;
-  if (!micro_batches && !(total && batch)) micro_batches = pass.values().micro_batches;
+  if (!batch && pass.find(kMicroBatch) == nullptr && !total)
+    batch = pass.given_integer(kMicroBatch);
+  if (!micro_batches && !(total && batch)) micro_batches = pass.given_integer(kMicroBatches);
   // The file's own numbers are at least 1 by now. Options may not be.
   const auto is_none = [&pass](const char* key, std::optional<std::uint64_t> value) {
     if (value == 0) pass.refuse(key, "the value given for it is 0, but must be at least 1");
@@ -85,7 +94,7 @@ void import_batch(ImportPass& pass) {
   if (is_none(kMicroBatch, batch) || is_none(kMicroBatches, micro_batches)) return;
   const double ranks = data_ranks(pass);
   const auto share = [ranks](std::uint64_t value, std::uint64_t by) {
-    return static_cast<std::uint64_t>(static_cast<double>(value / by) / ranks);
+    return static_cast<std::uint64_t>(std::min(static_cast<double>(value / by) / ranks, 0x1p63));
   };
   if (!total && !batch) {
     if (pass.is_auto(kMicroBatch)) return;  // asked for already
@@ -122,7 +131,8 @@ void import_precision(ImportPass& pass) {
   if (bf16 && fp16)
     return pass.refuse("fp16.enabled",
                        "bf16.enabled is true, too; DeepSpeed refuses both: write false here");
-  if (pass.is_auto("fp16.enabled") && !pass.has_section("bf16") &&
+  const bool is_assigned = !assigned_precision(pass).empty();
+  if (pass.is_auto("fp16.enabled") && !bf16 && !pass.is_auto("bf16.enabled") && !is_assigned &&
       pass.values().precision.empty()) {
     pass.ask_for("--precision");
     return pass.refuse("fp16.enabled",
@@ -132,7 +142,7 @@ void import_precision(ImportPass& pass) {
   const char* key = precision == "fp16" ? "fp16.enabled" : "bf16.enabled";
   pass.map(key, "precision.parameters", precision,
            precision == "fp32" ? "neither bf16 nor fp16 is on" : "");
-  if (!pass.values().precision.empty() && pass.values().precision != precision)
+  if (!pass.values().precision.empty() && pass.values().precision != precision && !is_assigned)
     pass.refuse_conflict(key, precision, "--precision", pass.values().precision);
   if (precision == "fp16") {
     import_loss_scale(pass);

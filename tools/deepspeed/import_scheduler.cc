@@ -20,7 +20,7 @@ void require(ImportPass& pass, const std::string& type, const char* key) {
 void import_total(ImportPass& pass, const std::string& type) {
   std::optional<std::uint64_t> total = pass.integer(kSchedulerParams + "total_num_steps");
   if (!total && !pass.is_auto(kSchedulerParams + "total_num_steps")) {
-    total = pass.values().steps;
+    total = pass.given_integer(kSchedulerParams + "total_num_steps");
     if (!total) require(pass, type, "total_num_steps");
   }
   if (!total) return;
@@ -110,22 +110,44 @@ void import_range_test(ImportPass& pass) {
   map_given(pass, "lr_range_test_staircase", "optimizer.range_test.staircase");
 }
 
+// Refuses an option for a learning rate that the scheduler replaces. If the file has a rate of the
+// optimizer, or "auto" there, the scheduler replaces this rate in DeepSpeed, too.
+void check_rate(ImportPass& pass, const std::string& type) {
+  const std::optional<double> given = pass.values().learning_rate;
+  const bool is_open = pass.values().names.empty() && !pass.is_written("optimizer.params.lr");
+  if (!given || !is_open || pass.given_number("optimizer.params.lr") != given) return;
+  const OrderedJson& optimizer = pass.config["optimizer"];
+  if (!optimizer.contains("learning_rate") || optimizer["learning_rate"] == *given) return;
+  const std::string key = kSchedulerParams + (type == "OneCycle"      ? "cycle_max_lr"
+                                              : type == "LRRangeTest" ? "lr_range_test_min_lr"
+                                                                      : "warmup_max_lr");
+  pass.refuse_conflict(
+      key,
+      optimizer["learning_rate"].dump() + (pass.is_written(key) ? "" : ", by DeepSpeed's default,"),
+      "--lr", OrderedJson(*given).dump());
+}
+
 // Without a scheduler the rate stays what it is.
 void import_no_scheduler(ImportPass& pass) {
   if (pass.has_section("scheduler"))
     return pass.refuse("scheduler", "scheduler.type is missing; write \"type\": \"WarmupLR\"");
-  if (!pass.has_section("optimizer")) return;  // the program makes both
+  if (!pass.has_section("optimizer")) {  // the program makes both
+    if (pass.values().names.empty() && pass.values().warmup_steps)
+      pass.map("--warmup-steps", "optimizer.warmup_steps", *pass.values().warmup_steps);
+    return;
+  }
   pass.map("scheduler", "optimizer.schedule", "constant",
            "no scheduler in the file (the Trainer of transformers makes its own)");
-  pass.map("scheduler", "optimizer.warmup_steps", pass.values().warmup_steps.value_or(0));
+  pass.map("scheduler", "optimizer.warmup_steps",
+           pass.given_integer(kSchedulerParams + "warmup_num_steps").value_or(0));
 }
 
 }  // namespace
 
 void import_scheduler(ImportPass& pass) {
   const auto type = pass.text("scheduler.type");
-  if (pass.values().steps && !pass.has_section("scheduler"))
-    pass.map("--steps", "run.steps", *pass.values().steps);
+  // A scheduler with a total may replace it.
+  if (pass.values().steps) pass.map("--steps", "run.steps", *pass.values().steps);
   if (!type) return import_no_scheduler(pass);
   const bool is_warmup =
       *type == "WarmupLR" || *type == "WarmupDecayLR" || *type == "WarmupCosineLR";
@@ -139,11 +161,13 @@ void import_scheduler(ImportPass& pass) {
                          : *type == "OneCycle"       ? "one_cycle"
                                                      : "range_test";
   pass.map("scheduler.type", "optimizer.schedule", schedule);
+  pass.settle_section(kSchedulerParams, *type, *type);
   if (is_warmup) import_warmup(pass, *type);
   if (*type == "WarmupCosineLR") import_cosine(pass);
   if (*type == "WarmupDecayLR" || *type == "WarmupCosineLR") import_total(pass, *type);
   if (*type == "OneCycle") import_one_cycle(pass);
   if (*type == "LRRangeTest") import_range_test(pass);
+  check_rate(pass, *type);
 }
 
 }  // namespace sluice

@@ -57,10 +57,9 @@ void import_placement(ImportPass& pass, std::uint64_t stage) {
   const std::string parameters = home_of(pass, kParameters, stage);
   std::string optimizer = home_of(pass, kOptimizer, stage);
   std::string why;
-  if (pass.number(kOptimizer + "ratio").value_or(1) < 1) {
+  const bool is_shared = pass.number(kOptimizer + "ratio").value_or(1) < 1;
+  if (is_shared) {
     optimizer = "auto";
-    pass.map(kOptimizer + "ratio", "placement.optimizer", optimizer,
-             "as much of it stays on the device as memory.device holds");
   } else if (optimizer == "device" && parameters != "device") {
     optimizer = "auto";
     why = "on the device it would need the parameters there";
@@ -69,8 +68,10 @@ void import_placement(ImportPass& pass, std::uint64_t stage) {
     why = "the device is the host";
   }
   pass.map(kParameters + "device", "placement.parameters", parameters);
-  if (!pass.config["placement"].contains("optimizer"))
-    pass.map(kOptimizer + "device", "placement.optimizer", optimizer, why);
+  pass.map(kOptimizer + "device", "placement.optimizer", optimizer, why);
+  if (is_shared)
+    pass.map(kOptimizer + "ratio", "placement.optimizer", optimizer,
+             "as much of it stays on the device as memory.device holds");
   std::vector<std::string> paths;
   for (const std::string& section : {kParameters, kOptimizer}) {
     const auto path = pass.text(section + "nvme_path");
@@ -92,10 +93,11 @@ void import_sharding(ImportPass& pass) {
              "bytes; DeepSpeed counts a tensor's elements, Sluice a unit's bytes");
   }
   for (const char* name : {"zero_hpz_partition_size", "mics_shard_size"}) {
-    const auto ranks = pass.integer(kZero + name);
+    const auto ranks = pass.number(kZero + name);
     if (!ranks) continue;
     if (*ranks > (std::string(name) == "mics_shard_size" ? 0 : 1)) {
-      pass.map(kZero + name, "sharding.group", *ranks, find_deepspeed_key(kZero + name)->why);
+      pass.map(kZero + name, "sharding.group", static_cast<std::uint64_t>(*ranks),
+               find_deepspeed_key(kZero + name)->why);
     } else {
       pass.not_needed(kZero + name, "it is off");
     }

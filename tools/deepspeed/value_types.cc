@@ -1,4 +1,5 @@
 #include <cmath>
+#include <cstdint>
 
 #include <fmt/format.h>
 
@@ -37,24 +38,32 @@ std::optional<OrderedJson> as_bool(const OrderedJson& value, std::string& why, s
   return is_true;
 }
 
+// DeepSpeed's largest default is Python's sys.maxsize, 2^63 - 1. Larger values fit no type here.
+bool is_too_large(const OrderedJson& number) {
+  if (number.is_number_unsigned()) return number.get<std::uint64_t>() > INT64_MAX;
+  return std::abs(number.get<double>()) >= 0x1p63;
+}
+
 std::optional<OrderedJson> as_int(const OrderedJson& value, std::string& why, std::string& note) {
   const std::optional<OrderedJson> parsed = unquoted(value);
+  const OrderedJson& number = parsed ? *parsed : value;
+  if (number.is_number() && is_too_large(number)) {
+    why = fmt::format("it is {}, but must be a whole number below 2^63", value.dump());
+    return std::nullopt;
+  }
   if (parsed && parsed->is_number_integer()) {
     note = fmt::format("{} means {}", value.dump(), parsed->dump());
     return parsed;
   }
   if (value.is_number_integer()) return value;
-  const OrderedJson& number = parsed ? *parsed : value;
   if (!number.is_number()) {
     why = wrong(value, "a whole number");
     return std::nullopt;
   }
   const auto floating = number.get<double>();
-  const bool is_whole = std::floor(floating) == floating && std::abs(floating) < 9e18;
-  if (is_whole && !parsed) return static_cast<std::int64_t>(floating);
-  why = wrong(value, "a whole number");
-  if (std::abs(floating) < 9e18)
-    why += fmt::format("; write {}", static_cast<std::int64_t>(std::ceil(floating)));
+  if (std::floor(floating) == floating && !parsed) return static_cast<std::int64_t>(floating);
+  why = wrong(value, "a whole number") +
+        fmt::format("; write {}", static_cast<std::int64_t>(std::ceil(floating)));
   return std::nullopt;
 }
 

@@ -7,14 +7,15 @@ import os
 import re
 
 import cli_support
+from deepspeed_keys_cases import leaves_of
 
 CORPUS = os.path.join(cli_support.SOURCE, "tests", "tools", "deepspeed", "corpus.json")
 TABLE = os.path.join(cli_support.SOURCE, "tools", "deepspeed", "deepspeed_keys.json")
 # Keys that are mapped, but refused for any other value: numbers would not be those of DeepSpeed.
 VALUES = {"optimizer.type": {"adam", "adamw", "lion", "adagrad", "sgd"},
           "scheduler.type": {"warmuplr", "warmupdecaylr", "warmupcosinelr", "onecycle", "lrrangetest"}}
-# DeepSpeed's parser lets it pass, and its engine raises for it.
-RAISED_LATER = {"optimizer.params.max_grad_norm"}
+# DeepSpeed's parser lets them pass, and its engine raises for them: the last two beside WarmupCosineLR.
+RAISED_LATER = {"optimizer.params.max_grad_norm", "scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr"}
 # Parts of the file by the name of the class that checks them in DeepSpeed.
 SECTIONS = {"DeepSpeedFP16": "fp16.", "DeepSpeedBF16": "bf16.", "DeepSpeedZero": "zero_optimization.", "Compile": "compile."}
 OPTIONS = {"optimizer.params.lr": ("--lr", "1e-4"), "optimizer.params.betas": ("--betas", "0.9", "0.999"),
@@ -52,7 +53,8 @@ def options_for(config):
         options += ["--micro-batches", str(total // batch if isinstance(total, int) else 1)]
     if len(numbers) == 3 and total >= batch * micro and total % (batch * micro) == 0:
         options += ["--ranks", str(total // (batch * micro))]
-    if not isinstance(config.get("optimizer"), dict) and config.get("scheduler") and "--lr" not in options:
+    peak = value_at(config, "scheduler.params.warmup_max_lr")
+    if not isinstance(config.get("optimizer"), dict) and config.get("scheduler") and peak in (None, "auto") and "--lr" not in options:
         options += ["--lr", "1e-4"]
     if value_at(config, "fp16.enabled") == "auto" and not config.get("bf16"):
         options += ["--precision", "fp16"]
@@ -73,6 +75,9 @@ class DeepspeedCorpus(cli_support.CliCase):
             done = self.run_sluice("config", "import", "ds.json", "--json", *options_for(entry["config"]), expect=(0, 2))
             report = json.loads(done.stdout)
             self.assertEqual(done.returncode == 0, not report["refused"])
+            with self.subTest(entry["family"] + " " + entry["path"]):
+                lines = [line for name in ("mapped", "not_needed", "understood", "refused") for line in report[name]]
+                self.assertLessEqual(leaves_of(entry["config"]), {line["key"] for line in lines})
             yield entry, report
 
     def test_what_deepspeed_accepts(self):

@@ -55,7 +55,7 @@ MAPPED = {
     "optimizer.params.torch_adam": ({}, False, True),
     "optimizer.params.adam_w_mode": ({"optimizer.type": "Adam"}, True, False),
     "gradient_clipping": ({}, 1.0, 0.5),
-    "scheduler.type": ({"scheduler.params.total_num_steps": 50}, "WarmupLR", "WarmupDecayLR"),
+    "scheduler.type": ({"scheduler.params.total_num_steps": 50}, "WarmupDecayLR", "WarmupCosineLR"),
     "scheduler.params.warmup_type": (WARMUP, "log", "linear"),
     "scheduler.params.warmup_num_steps": (WARMUP, 10, 20),
     "scheduler.params.warmup_min_lr": (WARMUP, 0, 1e-6),
@@ -85,6 +85,22 @@ SAMPLES = {"bool": True, "int": 5, "number": 0.5, "string": "x", "object": {"ena
 def table():
     with open(TABLE, encoding="utf-8") as file:
         return json.load(file)
+
+
+def leaves_of(config):
+    """The keys of a file that a report has lines for: all that are no section, and sections that are no object."""
+    rows = {row["key"]: row for row in table()}
+
+    def walk(place, path, written):
+        for name, value in place.items():
+            own = written + name
+            row = rows.get(path + name, {})
+            key = row.get("is", path + name)
+            if rows.get(key, {}).get("type") == "section" and isinstance(value, dict):
+                yield from walk(value, key + ".", own + ".")
+            else:
+                yield own
+    return set(walk(config, "", ""))
 
 
 class DeepspeedKeys(cli_support.CliCase):
