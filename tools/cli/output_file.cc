@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
@@ -135,7 +136,12 @@ void OutputFile::write(std::string_view bytes) {
   int error = append(bytes);
   if (error == 0 && is_regular()) error = write_back();
   if (error == 0) return;
-  if (is_regular()) (void)::ftruncate(descriptor(), static_cast<off_t>(before_bytes));
+  if (is_regular()) {  // what is written later stands behind `before_bytes`, without a gap
+    (void)::ftruncate(descriptor(), static_cast<off_t>(before_bytes));
+    (void)::lseek(descriptor(), static_cast<off_t>(before_bytes), SEEK_SET);
+    size_bytes_ = before_bytes;
+    written_back_bytes_ = std::min(written_back_bytes_, before_bytes);
+  }
   throw failure("write", error);
 }
 

@@ -34,7 +34,7 @@ std::string coloured(int descriptor, Colour colour, std::string_view text);
 // broken, the rest of the line goes under the last column, so that the table stays readable.
 std::string fitted(std::string_view text, std::size_t columns);
 
-// Shows the progress of one piece of work. After one second, a line on standard error shows the
+// Shows the progress of one piece of work. After two seconds, a line on standard error shows the
 // name of the work and the time since the work began. If standard error is not a terminal, no line
 // is shown. The destructor removes the line.
 class Progress {

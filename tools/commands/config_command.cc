@@ -17,8 +17,30 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// Whether an option gave one.
+bool has_value(const DeepspeedValues& values) {
+  return values.batch || values.micro_batches || values.learning_rate || !values.betas.empty() ||
+         values.epsilon || values.weight_decay || values.clip_norm || values.warmup_steps ||
+         values.steps || !values.precision.empty() || values.ranks != 1;
+}
+
+// read_config_source() leaves steps and ranks alone, which train and plan take for any config.
+void refuse_steps_and_ranks(const DeepspeedValues& values, const std::string& name) {
+  const char* const option = values.steps ? "--steps" : values.ranks != 1 ? "--ranks" : nullptr;
+  if (option != nullptr)
+    throw Error(
+        ErrorCode::kConfig,
+        fmt::format("{} is a value for a DeepSpeed file here, and {} is a config of "
+                    "Sluice; {}",
+                    option, name,
+                    values.steps ? fmt::format("give --set run.steps={} instead", *values.steps)
+                                 : "leave it out"));
+}
+
 ConfigSource source_of(const ConfigShowOptions& options) {
-  return read_config_source(options.file, options.values, options.assignments);
+  ConfigSource source = read_config_source(options.file, options.values, options.assignments);
+  if (!source.report) refuse_steps_and_ranks(options.values, name_of_source(options.file));
+  return source;
 }
 
 void explain_own(const std::string& key, const nlohmann::json& schema) {
@@ -86,7 +108,7 @@ int run_config_import(const ConfigImportOptions& options) {
   const ImportReport& report = imported.report;
   const bool is_refused = !report.refused.empty();
   if (options.as_json) {
-    say("{}", report_json(imported, name));
+    say_text(report_json(imported, name));
   } else if (output.is_wanted()) {
     say("{}", describe(report, name));
   } else {
@@ -102,7 +124,7 @@ int run_config_import(const ConfigImportOptions& options) {
   if (output.is_wanted()) {
     write_whole(output, imported.config + "\n");
   } else if (!options.as_json) {
-    say("{}\n", imported.config);
+    say_text(imported.config + "\n");
   }
   return kExitOk;
 }
@@ -147,6 +169,11 @@ int run_config_diff(const ConfigDiffOptions& options) {
   };
   const ConfigSource before = read(options.before);
   const ConfigSource after = read(options.after);
+  if (!before.report && !after.report && has_value(options.values))
+    throw Error(ErrorCode::kConfig,
+                fmt::format("config diff: neither {} nor {} is a DeepSpeed file, so values for "
+                            "\"auto\" have no effect; leave those options out",
+                            name_of_source(options.before), name_of_source(options.after)));
   std::size_t count = 0;
   for (const std::string& key : config_keys()) {
     const std::string old_value = before.document.json_of(key);

@@ -15,6 +15,7 @@
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/config_inputs.h"
 #include "tools/commands/plan_model.h"
 #include "tools/commands/plan_plot.h"
 #include "tools/commands/plan_report.h"
@@ -329,9 +330,8 @@ int run_plan(const PlanOptions& options) {
   const ConfigDocument document = document_of(options);
   PlanSubject subject = subject_of(options, document);
   OutputFiles outputs;
-  outputs.add_input("the config", options.config_file);
+  add_config_inputs(outputs, options.config_file, document);
   outputs.add_input("--model", options.model);
-  outputs.add_input("storage.calibration", subject.request.config.storage.calibration);
   outputs.add_input("--io", options.rates.io_file);
   outputs.add_input("--adam", options.rates.adam_file);
   outputs.add_input("--gpu-rates", options.rates.gpu_file);

@@ -22,10 +22,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-Config::Storage storage_of(const StateOptions& options) {
-  return engine_config(read_state_config(options)).storage;
-}
-
 // The store that the config names. Fails with: kInput where it names none, or there is none.
 StoreSurvey store_of(const Config::Storage& storage, const StateOptions& options) {
   require_store_name(storage, options);
@@ -90,8 +86,9 @@ std::string line_of(const StoreSurvey& store) {
 }
 
 int list(const StateOptions& options) {
-  const Config::Storage storage = storage_of(options);
-  StateJson json(options, storage);
+  const ConfigDocument config = read_state_config(options);
+  const Config::Storage storage = engine_config(config).storage;
+  StateJson json(options, config);
   ordered_json all = ordered_json::array();
   for (const std::string& name : store_names(storage.paths)) {
     try {
@@ -118,8 +115,9 @@ void say_absent(const StoreSurvey& store) {
 }
 
 int inspect(const StateOptions& options) {
-  const Config::Storage storage = storage_of(options);
-  StateJson json(options, storage);
+  const ConfigDocument config = read_state_config(options);
+  const Config::Storage storage = engine_config(config).storage;
+  StateJson json(options, config);
   const StoreSurvey store = store_of(storage, options);
   say("{}\nid {}\n", line_of(store), text_of(store.id));
   for (const SurveyedRank& rank : store.ranks) {
@@ -143,8 +141,9 @@ int inspect(const StateOptions& options) {
 }
 
 int verify(const StateOptions& options) {
-  const Config::Storage storage = storage_of(options);
-  StateJson json(options, storage);
+  const ConfigDocument config = read_state_config(options);
+  const Config::Storage storage = engine_config(config).storage;
+  StateJson json(options, config);
   const StoreSurvey store = store_of(storage, options);
   if (!store.holder.empty())
     throw Error(ErrorCode::kInput, fmt::format("the store \"{}\" is in use by {}; what it names "
@@ -197,9 +196,10 @@ int verify(const StateOptions& options) {
 }
 
 int remove(const StateOptions& options) {
-  const Config::Storage storage = storage_of(options);
+  const ConfigDocument config = read_state_config(options);
+  const Config::Storage storage = engine_config(config).storage;
   require_store_name(storage, options);
-  StateJson json(options, storage);
+  StateJson json(options, config);
   const RemovedStore removed = remove_store(storage.state.name, storage.paths);
   say("removed the store \"{}\" ({}): {}\n", storage.state.name, text_of(removed.id),
       format_bytes(removed.file_bytes));

@@ -24,7 +24,6 @@
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
-#include "tools/commands/store_inputs.h"
 #include "tools/gpt/train/checkpointing.h"
 #include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/run_settings.h"
@@ -76,15 +75,13 @@ void require_store_name(const Config::Storage& storage, const StateOptions& opti
                           options.config_file));
 }
 
-StateJson::StateJson(const StateOptions& options, const Config::Storage& storage,
+StateJson::StateJson(const StateOptions& options, const ConfigDocument& config,
                      const std::string& checkpoint)
     : output_(files_.add("--json", options.json_file)) {
   if (!output_.is_wanted()) return;
-  files_.add_input("the config", options.config_file);
+  add_config_inputs(files_, options.config_file, config);
   files_.add_input("the checkpoint", checkpoint);
   if (checkpoint.empty()) files_.reserve("DIR", options.folder);
-  for (const std::string& name : store_names(storage.paths))
-    add_store_inputs(files_, storage.paths, name);
   files_.check();
 }
 
@@ -93,10 +90,11 @@ void StateJson::write(const ordered_json& document) {
 }
 
 int export_state(const StateOptions& options) {
-  const TrainConfig config = train_config(read_state_config(options));
+  const ConfigDocument document = read_state_config(options);
+  const TrainConfig config = train_config(document);
   const Config::Storage& storage = config.engine.storage;
   require_store_name(storage, options);
-  StateJson json(options, storage);
+  StateJson json(options, document);
   StoreSource source(storage.state.name, storage.paths);
   const CheckpointLock lock(options.folder);
   SaveOptions save{.file_bytes_max = parse_size(options.shard_size)};
@@ -120,17 +118,19 @@ int export_state(const StateOptions& options) {
 }
 
 int import_state(const StateOptions& options) {
-  TrainConfig config = train_config(read_state_config(options));
+  const ConfigDocument document = read_state_config(options);
+  TrainConfig config = train_config(document);
   const Config::Storage& storage = config.engine.storage;
   require_store_name(storage, options);
   require_group_number(config.engine.sharding, options.ranks);
   const std::string folder = state_origin_in(options.folder);
-  StateJson json(options, storage, folder);
+  StateJson json(options, document, folder);
   OpenCheckpoint opened = open_state_origin(
       folder, options.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved,
       config);
   if (opened.application.empty()) {
     settle_data_file(config, /*is_quiet=*/true);
+    json.compare(config);
     opened.application = {application_for(config, options.ranks, opened.source->position().step)};
   }
   std::optional<Progress> progress(std::in_place, "making the store");

@@ -8,8 +8,11 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <sluice/config.h>
+#include <sluice/config_document.h>
 #include "tools/cli/output_file.h"
+#include "tools/commands/config_inputs.h"
 #include "tools/commands/state_command.h"
+#include "tools/gpt/train/train_config.h"
 
 namespace sluice {
 
@@ -25,8 +28,11 @@ class StateJson {
  public:
   // `checkpoint` is the folder of a checkpoint that the command reads, or "".
   // Fails with the errors of OutputFiles::check().
-  StateJson(const StateOptions& options, const Config::Storage& storage,
+  StateJson(const StateOptions& options, const ConfigDocument& config,
             const std::string& checkpoint = "");
+  // Compares the path with the token file of a text that was turned into tokens.
+  // Fails with kInput if both are the same file.
+  void compare(const TrainConfig& config) { compare_with_tokens(files_, config); }
   // Does nothing if the user asked for no file.
   void write(const nlohmann::ordered_json& document);
 

@@ -5,6 +5,7 @@
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/config_inputs.h"
 #include "tools/gpt/text/token_file.h"
 #include "tools/gpt/text/tokenizer.h"
 
@@ -15,7 +16,7 @@ int run_tokenize(const TokenizeOptions& options) {
   Tokenizer tokenizer(options.tokenizer);
   OutputFiles files;
   files.add_input("the text", options.text_file);
-  files.add_input("--tokenizer", tokenizer.path());
+  add_tokenizer_inputs(files, "--tokenizer", tokenizer.path());
   OutputFile& output = files.add("--output", options.output_file);
   files.check();
   std::uint64_t count = 0;

@@ -356,7 +356,7 @@ int train_in(const TrainOptions& options, TrainConfig& config, TrainRanks& ranks
   if (ranks.rank() != 0) silence_interrupts();
   TrainOutputs outputs(options, config, ranks);
   settle_data_file(config, options.quiet || ranks.rank() != 0);
-  outputs.compare_with_tokens(config);
+  compare_with_tokens(outputs.files, config);
   ranks.share_host(config);
   const bool is_on_host = computes_on_host(config, ranks.gpu());
   const HostMemory share =

@@ -26,14 +26,16 @@ TrainConfig read_train_config(const TrainOptions& options, std::string& introduc
 }
 
 Error in_words_of(const TrainOptions& options, const Error& error) {
-  return in_words_of({{"--set run.steps=", "--steps ", options.steps.has_value()},
-                      {"--set run.seed=", "--seed ", options.seed.has_value()},
-                      {"run.steps", "--steps", options.steps.has_value()},
-                      {"run.seed", "--seed", options.seed.has_value()},
-                      {"data.file", "--data", !options.data_file.empty()},
-                      {"data.tokenizer", "--tokenizer", !options.tokenizer.empty()},
-                      {"trace.file", "--trace", !options.trace_file.empty()}},
-                     error);
+  return in_words_of(
+      {{"--set run.steps=", "--steps ", options.steps.has_value()},
+       {"--set run.seed=", "--seed ", options.seed.has_value()},
+       {"run.steps", "--steps", options.steps.has_value()},
+       {"run.seed", "--seed", options.seed.has_value()},
+       {"in data.file or with --data FILE", "with --data FILE", !options.data_file.empty()},
+       {"data.file", "--data", !options.data_file.empty()},
+       {"data.tokenizer", "--tokenizer", !options.tokenizer.empty()},
+       {"trace.file", "--trace", !options.trace_file.empty()}},
+      error);
 }
 
 }  // namespace sluice

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "engine/checkpoint/checkpoint_folder.h"
-#include "tools/commands/store_inputs.h"
+#include "tools/commands/config_inputs.h"
 #include "tools/gpt/train/state_origin.h"
 #include "tools/report/event_file.h"
 
@@ -69,15 +69,9 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
       json_lines(add("--json-lines", options.json_lines_file, ranks)),
       trace(files.add("--trace", trace_file_of(config, ranks.rank()), OutputMode::kPrivate)),
       events(add("--tensorboard", event_file_of(options, files, made), ranks)) {
-  files.add_input("the config", options.config_file);
-  files.add_input("the text", config.data_file);
-  files.add_input("the tokenizer", config.tokenizer);
+  add_config_inputs(files, options.config_file, config);
   files.add_input("--init", options.init_file, "--save");  // training goes on
   add_resumed_folders(files, options.checkpoints.resume_from);
-  files.add_input("storage.calibration", config.engine.storage.calibration);
-  const Config::Storage& storage = config.engine.storage;
-  add_store_inputs(files, storage.paths, storage.state.name);
-  add_store_inputs(files, storage.paths, store_in(options.checkpoints.resume_from));
   if (!options.checkpoints.root.empty()) {
     for (const CheckpointName& name : list_checkpoints(options.checkpoints.root))
       files.add_input("a checkpoint", options.checkpoints.root + "/" + name.text());
@@ -89,12 +83,6 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
       files.reserve(fmt::format("the trace of rank {}", rank), trace_file_of(config, rank));
   }
   files.check();
-}
-
-void TrainOutputs::compare_with_tokens(const TrainConfig& config) {
-  if (config.text_file.empty()) return;
-  files.add_input("the tokens", config.data_file);
-  files.compare();
 }
 
 OutputFile& TrainOutputs::add(const char* option, const std::string& path,

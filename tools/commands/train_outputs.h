@@ -22,11 +22,6 @@ struct TrainOutputs {
   // Fails with the errors of OutputFiles::check().
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const TrainRanks& ranks);
 
-  // If the text was turned into tokens, the call compares the paths of all outputs with the path of
-  // the token file.
-  // Fails with kInput if two of the paths lead to the same file.
-  void compare_with_tokens(const TrainConfig& config);
-
   // Folders that were made for an output. The destructor removes those that are still empty: those
   // of a run that was refused.
   struct MadeFolders {

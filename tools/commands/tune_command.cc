@@ -14,13 +14,16 @@
 #include "base/topology.h"
 #include "gpu/ranks/launcher_environment.h"
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/interrupt.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/config_inputs.h"
 #include "tools/commands/tune_report.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/dataset.h"
+#include "tools/gpt/train/tokenized_data.h"
 #include "tools/report/plan_rates.h"
 #include "tools/tune/run_model.h"
 #include "tools/tune/tune_axes.h"
@@ -64,8 +67,9 @@ ConfigDocument document_of(const TuneOptions& options) {
 
 class Tuning {
  public:
-  Tuning(const TuneOptions& options, ConfigDocument document)
+  Tuning(const TuneOptions& options, ConfigDocument document, std::string data_file)
       : options_(options),
+        data_file_(std::move(data_file)),
         document_(std::move(document)),
         model_(document_, calibration(), options.gpu_file),
         axes_(tune_axes(document_, model_.given(), outcome_.machine, options.kept)) {}
@@ -141,6 +145,13 @@ class Tuning {
     return prediction;
   }
 
+  // The config names the text, and a run reads its tokens.
+  TrainConfig trial_config(const TuneSettings& settings) const {
+    TrainConfig config = model_.config_with(settings);
+    config.data_file = data_file_;
+    return config;
+  }
+
   // Runs the given config, or the best that fits, for its times and rates.
   void learn() {
     TuneSettings settings;
@@ -149,7 +160,7 @@ class Tuning {
       if (outcome_.search.best.empty()) refuse(given.obstacle);
       settings = outcome_.search.best.front().settings;
     }
-    const TrainConfig config = model_.config_with(settings);
+    const TrainConfig config = trial_config(settings);
     probe_ = run_trial(config, kProbeSteps, [this](unsigned step) {
       tell(fmt::format("measuring computation, step {} of {}", step + 1, kProbeSteps + 1));
     });
@@ -164,7 +175,7 @@ class Tuning {
     const auto run = [&](std::size_t index, unsigned round) {
       if (index == 0 && !given_fits)
         throw Error(ErrorCode::kOutOfMemory, outcome_.search.given.prediction.obstacle);
-      return run_trial(model_.config_with(outcome_.candidate(index).settings), outcome_.plan.steps,
+      return run_trial(trial_config(outcome_.candidate(index).settings), outcome_.plan.steps,
                        [&](unsigned step) {
                          tell(fmt::format(
                              "round {} of {}: {}, step {} of {}", round + 1, outcome_.plan.rounds,
@@ -182,6 +193,7 @@ class Tuning {
   }
 
   const TuneOptions& options_;
+  const std::string data_file_;
   ConfigDocument document_;
   TuneOutcome outcome_;
   std::optional<Progress> progress_;
@@ -193,23 +205,27 @@ class Tuning {
 }  // namespace
 
 int run_tune(const TuneOptions& options) {
+  catch_interrupts();
+  say_at_interrupt("sluice: interrupted; no result was written\n");
   refuse_ranks();
   ConfigDocument document = document_of(options);
-  const TrainConfig config = train_config(document);
+  TrainConfig config = train_config(document);
   validate(config.engine);
   check_gpu_config(config);
   check_gpu_rates(options.gpu_file, config);
   (void)tune_axes(document, config, {}, options.kept);
-  if (!options.dry_run) (void)Dataset(config);  // a missing text is known before any measurement
   OutputFiles outputs;
-  outputs.add_input("the config", options.config_file);
-  outputs.add_input("the text", config.data_file);
+  add_config_inputs(outputs, options.config_file, config);
   outputs.add_input("--gpu-rates", options.gpu_file);
-  outputs.add_input("storage.calibration", config.engine.storage.calibration);
   OutputFile& output = outputs.add("--output", options.output);
   OutputFile& json = outputs.add("--json", options.json_file);
   outputs.check();
-  Tuning tuning(options, std::move(document));
+  if (!options.dry_run) {
+    settle_data_file(config, /*is_quiet=*/false);
+    compare_with_tokens(outputs, config);
+    (void)Dataset(config);  // a wrong text is known before any measurement
+  }
+  Tuning tuning(options, std::move(document), config.data_file);
   const TuneOutcome outcome = tuning.run();
   if (output.is_wanted()) write_whole(output, tuning.text_of(outcome));
   if (json.is_wanted()) write_whole(json, tune_json(outcome));

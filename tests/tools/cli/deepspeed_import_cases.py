@@ -332,6 +332,13 @@ class DeepspeedFiles(FileWriter):
                 self.assertIn(f"give --set {key} instead", refused)
         self.assertIn("is a config of Sluice already", self.run_sluice("config", "import", config, expect=2).stderr)
         self.run_sluice("config", "diff", config, self.write({**FILE, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}), "--lr", "3")
+        own = self.write('{"model": {"layers": 3}}', "own.json")
+        for words in (("--lr", "3"), ("--betas", "0.9,0.99"), ("--precision", "fp32"), ("--steps", "50"), ("--ranks", "2")):
+            refused = self.run_sluice("config", "diff", config, own, *words, expect=2).stderr
+            self.assertIn("neither config.json nor own.json is a DeepSpeed file", refused)
+        for command in ("check", "show"):
+            self.assertIn("give --set run.steps=50 instead", self.run_sluice("config", command, config, "--steps", "50", expect=2).stderr)
+            self.assertIn("--ranks is a value for a DeepSpeed file", self.run_sluice("config", command, config, "--ranks", "2", expect=2).stderr)
 
     def test_output_goes_where_it_is_asked_for(self):
         name = self.write({**FILE, "gradient_cliping": 1})
@@ -343,6 +350,12 @@ class DeepspeedFiles(FileWriter):
         with open(self.path("out.json"), encoding="utf-8") as file:
             self.assertEqual(json.load(file), self.report(FILE)["config"])
         self.run_sluice("config", "check", "out.json")
+        # A terminal breaks no line of JSON, where a break would be within a text.
+        for words in ((), ("--json",)):
+            name = self.write({**FILE, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/a folder" * 20}}})
+            with open(os.devnull, "wb") as nowhere:
+                shown = self.on_terminal(80, "config", "import", name, *words, stderr=nowhere)
+            self.assertIn("config" if words else "storage", json.loads(shown.replace("\r\n", "\n")))
         plain = self.run_sluice("config", "import", self.write(FILE))
         self.assertEqual(json.loads(plain.stdout), self.report(FILE)["config"])
         self.assertIn("none refused", plain.stderr)

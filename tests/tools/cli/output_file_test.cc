@@ -14,6 +14,8 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,6 +101,11 @@ TEST(OutputFile, NamesAFileWhosePiecesTheDriveRefuses) {
     struct stat status {};
     ASSERT_EQ(::fstat(output.descriptor(), &status), 0);
     EXPECT_EQ(status.st_size, 6) << "the file is as it was before the call";
+    output.write(" and more");
+    output.commit();
+    std::ifstream file(path, std::ios::binary);
+    const std::string content{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_EQ(content, "header and more");
   }
   for (const int refusal : {ENOSYS, EINVAL, ESPIPE}) {
     OutputFile output("--save", path);

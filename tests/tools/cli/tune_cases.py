@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
 
-from cli_support import GPU_RATES, ON_NVME, CliCase
+from cli_support import GPU_RATES, ON_NVME, RUN_TIMEOUT_S, CliCase
 
 QUICK = ["--seconds", 3, "--steps", 1, "--finalists", 2]
 
@@ -116,6 +118,49 @@ class Tune(CliCase):
                 done = self.run_sluice("tune", config, "-o", "out.json", *arguments, expect=code)
                 self.assertIn(message, done.stderr)
                 self.assert_nothing_is_written()
+
+    def test_runs_train_on_the_tokens_of_the_text(self):
+        """As bytes, no letter of the text is in this vocabulary."""
+        with open(self.path("text.txt"), "w", encoding="ascii") as file:
+            file.write("the " * 2000)
+        with open(self.path("tokenizer.json"), "w", encoding="utf-8") as file:
+            json.dump({"model": {"type": "BPE", "vocab": {word: place for place, word in enumerate(["t", "h", "e", "\u0120", "th", "the"])},
+                                 "merges": ["t h", "th e"]}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}, file)
+        values = {"data.tokenizer": "tokenizer.json", "model.vocabulary": 8}
+        self.tune("-o", "tuned.json", *QUICK, values=values)
+        self.assertEqual(self.read_json("tuned.json")["data"]["file"], "text.txt")
+        (tokens,) = [name for name in os.listdir(self.folder) if name.endswith(".tokens")]
+        held = os.stat(self.path(tokens)).st_ino
+        self.run_sluice("train", "tuned.json", "--quiet")
+        self.assertEqual(os.stat(self.path(tokens)).st_ino, held)
+
+    def test_a_wrong_tokenizer_is_known_before_any_measurement(self):
+        for text, vocabulary, message in (('{"precious": 1}', 256, 'its model is "null"'), (None, 256, "raise it to at least 258")):
+            self.write_tokenizer()
+            if text is not None:
+                with open(self.path("tokenizer.json"), "w", encoding="ascii") as file:
+                    file.write(text)
+            config = self.write_config({"data.tokenizer": "tokenizer.json", "model.vocabulary": vocabulary})
+            self.assertIn(message, self.run_sluice("tune", config, "-o", "out.json", *QUICK, expect=2).stderr)
+            os.remove(self.path("tokenizer.json"))
+            self.assert_nothing_is_written()
+
+    def test_an_interrupt_leaves_no_part_of_the_tokens(self):
+        self.write_tokenizer(merges=[(a, b) for a in "0123456789abcdef" for b in "0123456789abcdef"])
+        with open(self.path("text.txt"), "wb") as file:  # words that are all different take their time
+            for _ in range(3000):
+                file.write(os.urandom(5000).hex(" ", 20).encode() + b" ")
+        config = self.write_config({"data.tokenizer": "tokenizer.json", "model.vocabulary": 512})
+        process = subprocess.Popen(self.command("tune", config, "-o", "out.json", *QUICK), cwd=self.folder, env=self.environment(),
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        while not any(name.endswith(".tmp") for name in os.listdir(self.folder)):
+            self.assertIsNone(process.poll(), "it ended early")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+        self.assertEqual((process.returncode, stderr), (130, b"sluice: interrupted; no result was written\n"))
+        os.remove(self.path("tokenizer.json"))
+        self.assert_nothing_is_written()
 
     def test_a_calibration_is_kept_and_measured_again_when_it_is_old(self):
         self.tune("--dry-run")

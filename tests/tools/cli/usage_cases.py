@@ -89,6 +89,9 @@ class Usage(CliCase):
         self.assertIn('"run.steps" is 2000000000', self.mistake("train", config, "--set", "run.steps=2000000000"))
         self.assertEqual("sluice: --steps 2000000000: --steps is 2000000000, but must be at most 1000000000\n",
                          self.mistake("train", config, "--steps", "2000000000"))
+        for name in ("my.data.file.txt", "run/data.file", "data.file.txt", "data.file-2"):
+            self.assertIn(f'"{name}"', self.mistake("train", config, "--data", name))
+        self.assertIn("name another with --data FILE", self.mistake("train", config, "--data", "gone"))
         told = self.run_sluice("doctor", "--path", "gone", expect=5).stdout
         self.assertIn('"gone" does not exist; create it, or name another one in --path', told)
 

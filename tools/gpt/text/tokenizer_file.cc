@@ -232,7 +232,7 @@ TokenizerFile read_vocabulary_and_merges(const std::string& path) {
   file.path = path;
   std::string text = text_of_tokenizer(path);
   read_vocabulary(parsed(path, text), "it", file);
-  file.path = (std::filesystem::path(path).parent_path() / kMergesName).string();
+  file.path = merges_beside(path);
   const std::string merges = text_of_tokenizer(file.path);
   const BytesOfText bytes_of;
   std::istringstream lines(merges);
@@ -256,6 +256,12 @@ std::string tokenizer_in_folder(const std::string& folder) {
     if (std::filesystem::exists(path, error)) return path.string();
   }
   return {};
+}
+
+std::string merges_beside(const std::string& path) {
+  const std::filesystem::path file(path);
+  if (file.filename() != kVocabularyName) return {};
+  return (file.parent_path() / kMergesName).string();
 }
 
 TokenizerFile read_tokenizer(const std::string& path) {

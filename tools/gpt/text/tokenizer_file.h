@@ -36,6 +36,10 @@ struct TokenizerFile {
 // is no such file.
 std::string tokenizer_in_folder(const std::string& folder);
 
+// Returns the file that read_tokenizer() reads beside the file `path`: merges.txt beside a
+// vocab.json. Returns an empty text for another name.
+std::string merges_beside(const std::string& path);
+
 // `path` is a tokenizer.json, or a vocab.json with merges.txt in the same folder, or a folder that
 // contains such files.
 // Fails with kInput if a file cannot be read, is damaged, or describes another kind of tokenizer.
