@@ -98,17 +98,6 @@ StateKind kind_from_c(const char* call, std::int32_t kind) {
   return static_cast<StateKind>(kind);
 }
 
-// The next update would take the root of a negative one.
-void require_squares(const char* call, std::uint32_t tensor, std::uint64_t first,
-                     std::span<const float> values) {
-  const auto wrong = std::ranges::find_if(values, [](float value) { return value < 0; });
-  if (wrong != values.end())
-    refuse(fmt::format(
-        "{}: tensor {}: element {} of exp_avg_sq is {}; a mean of squares is not "
-        "negative",
-        call, tensor, first + static_cast<std::uint64_t>(wrong - values.begin()), *wrong));
-}
-
 }  // namespace
 
 extern "C" {
@@ -193,10 +182,7 @@ sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tenso
                                      uint64_t first, uint64_t element_count, const float* source) {
   return guarded(optimizer, __func__, [&](const char* name) {
     if (element_count != 0) require(source, name, "the source");
-    const std::span<const float> values(source, element_count);
-    const StateKind of = kind_from_c(name, kind);
-    if (of == StateKind::kExpAvgSq) require_squares(name, tensor, first, values);
-    optimizer->optimizer->write(tensor, of, first, values);
+    optimizer->optimizer->write(tensor, kind_from_c(name, kind), first, {source, element_count});
   });
 }
 

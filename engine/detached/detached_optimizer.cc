@@ -19,6 +19,7 @@
 #include "engine/detached/detached_staging.h"
 #include "engine/detached/detached_work.h"
 #include "engine/plan/host_memory.h"
+#include "engine/store/block_values.h"
 
 namespace sluice {
 namespace {
@@ -354,6 +355,14 @@ void DetachedOptimizer::write(std::uint32_t tensor, StateKind kind, std::uint64_
   if (!is_kept)
     refuse_call(fmt::format("write: {} of tensor \"{}\" is not kept by {}", name_of(kind),
                             parts_->tensors[tensor].name, name_of(optimizer)));
+  const float* const wrong = kind == StateKind::kMaster ? nullptr : find_wrong_moment(kind, source);
+  if (wrong != nullptr)
+    refuse_call(fmt::format(
+        "write: the {} given for tensor \"{}\" at element {} is {}; it must be finite{}; check the "
+        "source of the state",
+        name_of(kind), parts_->tensors[tensor].name,
+        first_element + static_cast<std::uint64_t>(wrong - source.data()), *wrong,
+        kind == StateKind::kExpAvgSq ? " and at least 0" : ""));
   parts_->access(DetachedJob::Kind::kWrite, kind, tensor, first_element, source);
 }
 

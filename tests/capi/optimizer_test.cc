@@ -1,10 +1,15 @@
 // The detached optimizer and the checkpoints through the C interface.
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <bit>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <string>
+#include <tuple>
 
 #include "tests/capi/capi_support.h"
 
@@ -128,11 +133,6 @@ TEST_F(CApiOptimizer, RefusesBadInput) {
   refused(sluice_optimizer_read(optimizer_, 0, SLUICE_EXP_AVG, 0, 1, nullptr), "null");
   refused(sluice_optimizer_write(optimizer_, 1, SLUICE_PARAMETER, 0, 1, &value), "\"half\"");
   refused(sluice_optimizer_write(optimizer_, 0, SLUICE_EXP_AVG, 99'999, 2, &value), "100000");
-  const float squares[] = {1, 0, -0.5f};
-  refused(sluice_optimizer_write(optimizer_, 0, SLUICE_EXP_AVG_SQ, 5, 3, squares),
-          "element 7 of exp_avg_sq is -0.5; a mean of squares is not negative");
-  EXPECT_EQ(sluice_optimizer_read(optimizer_, 0, SLUICE_EXP_AVG_SQ, 5, 1, &value), SLUICE_OK);
-  EXPECT_EQ(value, 0) << "the refused values have been written";
   refused(sluice_optimizer_describe(optimizer_, nullptr), "null");
   sluice_optimizer* other = nullptr;
   EXPECT_EQ(sluice_optimizer_create("{}", nullptr, 0, &other), SLUICE_INVALID_ARGUMENT);
@@ -146,6 +146,55 @@ TEST_F(CApiOptimizer, RefusesBadInput) {
   int status = -1;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
+}
+
+TEST_F(CApiOptimizer, MomentsThatCannotBeAreRefused) {
+  make_optimizer();
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::tuple<int, float, std::string> wrong[] = {
+      {SLUICE_EXP_AVG, std::nanf(""), "nan; it must be finite; check"},
+      {SLUICE_EXP_AVG, -infinity, "-inf; it must be finite; check"},
+      {SLUICE_EXP_AVG_SQ, std::nanf(""), "nan; it must be finite and at least 0"},
+      {SLUICE_EXP_AVG_SQ, infinity, "inf; it must be finite and at least 0"},
+      {SLUICE_EXP_AVG_SQ, -0.5f, "-0.5; it must be finite and at least 0"}};
+  for (const auto& [kind, value, words] : wrong) {
+    const float values[] = {1, -0.0f, value};
+    EXPECT_EQ(sluice_optimizer_write(optimizer_, 0, kind, 5, 3, values), SLUICE_INVALID_ARGUMENT);
+    const std::string message = sluice_last_error();
+    EXPECT_NE(message.find("tensor \"weight\" at element 7 is " + words), std::string::npos)
+        << message;
+    float kept = 2;
+    EXPECT_EQ(sluice_optimizer_read(optimizer_, 0, kind, 5, 1, &kept), SLUICE_OK);
+    EXPECT_EQ(kept, 0) << "the refused values have been written";
+    EXPECT_EQ(sluice_optimizer_write(optimizer_, 0, kind, 5, 2, values), SLUICE_OK)
+        << sluice_last_error();
+    EXPECT_EQ(sluice_optimizer_write(optimizer_, 0, kind, 5, 1, values + 1), SLUICE_OK)
+        << sluice_last_error();
+  }
+}
+
+// A caller of a wrong range need not have memory of that size.
+TEST_F(CApiOptimizer, ARangeIsCheckedBeforeTheSourceIsRead) {
+  make_optimizer();
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  void* const pages =
+      mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  ASSERT_EQ(mprotect(static_cast<std::byte*>(pages) + page, page, PROT_NONE), 0);
+  const float* const last = static_cast<float*>(pages) + page / sizeof(float) - 1;
+  for (const int kind : {SLUICE_EXP_AVG, SLUICE_EXP_AVG_SQ}) {
+    const auto refused = [&](std::uint32_t tensor, std::uint64_t first, std::uint64_t count,
+                             const char* words) {
+      EXPECT_EQ(sluice_optimizer_write(optimizer_, tensor, kind, first, count, last),
+                SLUICE_INVALID_ARGUMENT);
+      EXPECT_NE(std::string(sluice_last_error()).find(words), std::string::npos)
+          << sluice_last_error();
+    };
+    refused(0, 99'999, 2, "[99999, +2) of tensor \"weight\", which has 100000");
+    refused(0, 0, 1ull << 60, "which has 100000");
+    refused(99, 0, 2, "tensor 99 does not exist");
+  }
+  EXPECT_EQ(munmap(pages, 2 * page), 0);
 }
 
 class CApiCheckpoint : public CApi {

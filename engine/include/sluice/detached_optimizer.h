@@ -138,8 +138,9 @@ class SLUICE_EXPORT DetachedOptimizer {
   // Moments in bf16 are rounded to nearest. Moments in 8 bits are encoded in groups of 256
   // elements, counted from the beginning of the tensor. If a call sets only a part of a group, the
   // other elements of the group may change.
-  // Fails in the same cases as read(). Also fails with kInvalidArgument if `kind` is kParameter, or
-  // names a moment that the optimizer does not keep.
+  // Fails in the same cases as read(). Also fails with kInvalidArgument, and sets nothing, if:
+  // - `kind` is kParameter, or names a moment that the optimizer does not keep.
+  // - A moment is not finite, or an exp_avg_sq is negative.
   void write(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
              std::span<const float> source);
 

@@ -233,8 +233,13 @@ TEST_F(DetachedTest, RefusesWhatItsContractForbidsAndChangesNothing) {
                [&] { optimizer.read(0, StateKind::kMaster, 0, values); });
   expect_error(ErrorCode::kInvalidArgument,
                [&] { optimizer.read(0, StateKind::kExpAvg, 1, values); });
+  values[0] = -1;  // Lion keeps no such moment, whatever the values are
+  const std::string unkept = expect_error(
+      ErrorCode::kInvalidArgument, [&] { optimizer.write(0, StateKind::kExpAvgSq, 0, values); });
+  EXPECT_NE(unkept.find("is not kept by"), std::string::npos) << unkept;
+  values[0] = std::nanf("");
   expect_error(ErrorCode::kInvalidArgument,
-               [&] { optimizer.write(0, StateKind::kExpAvgSq, 0, values); });
+               [&] { optimizer.write(0, StateKind::kExpAvg, 0, values); });
   expect_error(ErrorCode::kInvalidArgument,
                [&] { optimizer.write(0, StateKind::kExpAvg, 1, values); });
   optimizer.begin({&good, 1});
