@@ -85,21 +85,19 @@ class HostCollectives : public Collectives {
   virtual void run(const Broadcast& broadcast, std::uint64_t sequence) = 0;
   virtual void run(const Barrier& barrier, std::uint64_t sequence) = 0;
 
+  // Called after an operation has failed. The function ends the waits of this rank's other
+  // sequences that do not look at failure().
+  virtual void end_waits(const std::string& /*failure*/) {}
+
   // Returns the largest `own` of all ranks. The call is an operation of the object, and blocks.
   // No other operation of the object is under way.
   std::uint64_t agree_on_maximum(std::uint64_t own, std::string_view subject) {
     if (group_.count() == 1) return own;
     std::uint64_t word = ~own;
-    try {
-      failure_->throw_if_set();
-      run(
-          AllReduceIntegers{
-              .data = reinterpret_cast<std::byte*>(&word), .minimum_count = 1, .subject = subject},
-          sequence_++);
-    } catch (const Error& error) {
-      failure_->set(error);
-      throw;
-    }
+    run_latched(
+        AllReduceIntegers{
+            .data = reinterpret_cast<std::byte*>(&word), .minimum_count = 1, .subject = subject},
+        sequence_++);
     return ~word;
   }
 
@@ -110,18 +108,25 @@ class HostCollectives : public Collectives {
  private:
   template <class Operation>
   void enqueue(const Operation& operation, StreamId stream) {
-    device_.launch(stream, [this, operation, sequence = sequence_++] {
-      try {
-        failure_->throw_if_set();
-        run(operation, sequence);
-      } catch (const Error& error) {
-        failure_->set(error);
-        throw;
-      } catch (const std::exception& error) {
-        failure_->set(Error(ErrorCode::kInternal, error.what()));
-        throw;
-      }
-    });
+    device_.launch(stream,
+                   [this, operation, sequence = sequence_++] { run_latched(operation, sequence); });
+  }
+
+  // Whatever is thrown ends all sequences of this rank.
+  template <class Operation>
+  void run_latched(const Operation& operation, std::uint64_t sequence) {
+    try {
+      failure_->throw_if_set();
+      run(operation, sequence);
+    } catch (const Error& error) {
+      failure_->set(error);
+      end_waits(error.what());
+      throw;
+    } catch (const std::exception& error) {
+      failure_->set(Error(ErrorCode::kInternal, error.what()));
+      end_waits(error.what());
+      throw;
+    }
   }
 
   // Constant after construction.

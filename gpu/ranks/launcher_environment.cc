@@ -127,6 +127,7 @@ std::optional<Launch> launch_by(const Launcher& launcher, const EnvironmentLooku
                     launcher.rank, *rank, launcher.rank_count, *count));
   Launch launch;
   launch.launcher = launcher.name;
+  launch.rank_variable = launcher.rank;
   launch.rank = *rank;
   launch.rank_count = *count;
   add_local_ranks(launcher, environment, launch);
@@ -142,6 +143,19 @@ void add_meeting_point(const EnvironmentLookup& environment, Launch& launch) {
         "start with torchrun, or unset them");
   launch.master_address = address;
   launch.master_port = static_cast<std::uint16_t>(*port);
+}
+
+// Below srun --mpi=pmi2, the variables of MPICH tell the rank, and only those of Slurm the host.
+void add_knowledge(const Launch& from, Launch& to) {
+  if (from.knows_local_ranks && !to.knows_local_ranks) {
+    to.local_rank = from.local_rank;
+    to.local_rank_count = from.local_rank_count;
+    to.knows_local_ranks = true;
+  }
+  if (from.launcher == "torchrun") {
+    to.master_address = from.master_address;
+    to.master_port = from.master_port;
+  }
 }
 
 }  // namespace
@@ -160,9 +174,8 @@ std::optional<Launch> find_launch(const EnvironmentLookup& environment) {
                       "one of them, or unset the variables of the other",
                       found->launcher, found->rank, found->rank_count, launch->launcher,
                       launch->rank, launch->rank_count));
-    } else if (launch->launcher == "torchrun") {
-      found->master_address = launch->master_address;
-      found->master_port = launch->master_port;
+    } else {
+      add_knowledge(*launch, *found);
     }
   }
   return found;

@@ -11,15 +11,17 @@
 namespace sluice {
 
 struct Launch {
-  std::string launcher;  // the name in messages, such as "Open MPI"
+  std::string launcher;       // the name in messages, such as "Open MPI"
+  std::string rank_variable;  // the launcher has set this variable for each rank: "PMI_RANK"
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
-  // This process's number among the ranks of this host, and the number of these ranks. If the
-  // launcher does not tell a number, local_rank is 0, or local_rank_count is 1. Slurm tells the
-  // count in the list SLURM_STEP_TASKS_PER_NODE, at the place SLURM_NODEID.
+  // This process's number among the ranks of this host, and the number of these ranks. If no
+  // launcher tells a number, local_rank is 0, or local_rank_count is 1. Slurm tells the count in
+  // the list SLURM_STEP_TASKS_PER_NODE, at the place SLURM_NODEID. srun --mpi=pmi2 sets the
+  // variables of MPICH, too, so that `launcher` is MPICH; the numbers of the host come from Slurm.
   std::uint32_t local_rank = 0;
   std::uint32_t local_rank_count = 1;
-  bool knows_local_ranks = false;  // the launcher has set both numbers
+  bool knows_local_ranks = false;  // a launcher has set both numbers
   // The address and port at which torchrun's ranks meet. For other launchers, the address is empty
   // and the port is 0.
   std::string master_address;

@@ -116,18 +116,14 @@ class MessageCollectives final : public HostCollectives {
            options_.path != RankPath::kMessages && messages_.neighbors().include(group().members);
   }
 
-  // Runs without messages if all ranks are on this host. A failure also reaches waiters for those.
+  // Runs without messages if all ranks are on this host.
   template <class Operation>
   bool is_done_on_host(const Operation& operation) {
-    if (!host_) return false;
-    try {
-      host_->run(operation);
-    } catch (const Error& error) {
-      messages_.fail(error.what());
-      throw;
-    }
-    return true;
+    if (host_) host_->run(operation);
+    return host_.has_value();
   }
+
+  void end_waits(const std::string& failure) override { messages_.fail(failure); }
 
   // Visits every rank but this one. Each begins with its successor, so that not all talk to one.
   template <class Body>
@@ -306,7 +302,7 @@ MessageWorld::MessageWorld(const HostCollectivesOptions& options, Connection con
                                                              .on_wait = options.on_wait});
   try {
     messages_->await_open();
-  } catch (const Error&) {
+  } catch (...) {
     if (!messages_->has_ended()) (void)messages_.release();  // a thread is still inside it
     throw;
   }

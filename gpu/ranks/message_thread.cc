@@ -1,6 +1,7 @@
 #include "gpu/ranks/message_thread.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include <fmt/format.h>
@@ -95,6 +96,9 @@ void MessageThread::run() {
     open();
   } catch (const Error& error) {
     failure = error;
+  } catch (const std::exception& error) {
+    failure.emplace(ErrorCode::kInternal,
+                    fmt::format("{} failed: {}", options_.connection.opening, error.what()));
   }
   Lock lock(mutex_);
   if (failure) {

@@ -77,8 +77,9 @@ class MessageThread {
   // The call blocks until the connection is open. This function is called before any other
   // function.
   // Fails with the exceptions of Connection::open, and with kRanks if other ranks do not connect
-  // within the timeout. After the error kRanks, the thread may still be trying to open the
-  // connection. This object must stay alive until has_ended() returns true.
+  // within the timeout. An exception that is not an Error becomes one with the code kInternal.
+  // After the error kRanks, the thread may still be trying to open the connection. This object must
+  // stay alive until has_ended() returns true.
   void await_open();
   // Ends the connection in the regular way, unless something has failed. The call returns an empty
   // text when the thread has ended. If the timeout passes earlier, the call returns a sentence that
@@ -100,8 +101,8 @@ class MessageThread {
   // timeout begins again whenever a message of the batch ends.
   void wait(const MessageBatch& batch, const RankWait& how);
 
-  // Tells all other ranks that an exchange between ranks of one host has failed. The ranks of a
-  // host use no messages among themselves. Only the first failure is kept.
+  // Ends every wait for messages, now and later, because an operation of this rank has failed. Only
+  // the first failure is kept.
   void fail(const std::string& failure);
 
   // The call asks the thread to end every process of the run. The call then waits until the

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -240,7 +241,7 @@ class NcclCollectives final : public Collectives {
         throw;
       }
       common_->watch.end(operation, stream);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       common_->watch.fail(Error(ErrorCode::kRanks, fmt::format("rank {} in {} of \"{}\": {}", rank_,
                                                                kind, subject, error.what())));
     }
@@ -251,9 +252,10 @@ class NcclCollectives final : public Collectives {
   void outside_of_operations(std::string_view kind, const Body& body) {
     try {
       body();
-    } catch (const Error& error) {
-      common_->watch.fail(
-          Error(error.code(), fmt::format("rank {}, {}: {}", rank_, kind, error.what())));
+    } catch (const std::exception& error) {
+      const auto* const known = dynamic_cast<const Error*>(&error);
+      common_->watch.fail(Error(known != nullptr ? known->code() : ErrorCode::kInternal,
+                                fmt::format("rank {}, {}: {}", rank_, kind, error.what())));
       common_->failure->throw_if_set();  // an earlier one may have ended the communicator
     }
   }

@@ -43,18 +43,23 @@ void NcclWatch::add(NcclCommunicator& communicator) {
   communicators_.push_back(&communicator);
 }
 
+// Operations are over as soon as a failure is latched. Their work on the GPU ends with the abort
+// that follows on the thread of the failure.
 void NcclWatch::await(const NcclCommunicator& communicator) {
-  std::unique_lock lock(mutex_);
-  ended_.wait(lock, [&] {
-    return std::ranges::none_of(in_flight_, [&](const auto& operation) {
-      return operation->communicator == &communicator;
+  {
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [&] {
+      return std::ranges::none_of(in_flight_, [&](const auto& operation) {
+        return operation->communicator == &communicator;
+      });
     });
-  });
+  }
+  const std::scoped_lock no_failure(failing_mutex_);
 }
 
 void NcclWatch::remove(NcclCommunicator& communicator) {
   await(communicator);
-  const std::scoped_lock no_failure(failing_mutex_);  // one may be ending this communicator's work
+  const std::scoped_lock no_failure(failing_mutex_);  // one may have come since
   const std::scoped_lock lock(mutex_);
   std::erase(communicators_, &communicator);
 }

@@ -61,7 +61,8 @@ class NcclWatch {
 
   // After this call, fail() also ends the communicator's work.
   void add(NcclCommunicator& communicator);
-  // Waits until the communicator's operations are over.
+  // Waits until the communicator's operations are over. If a failure has ended them, the call also
+  // waits until fail() has aborted their work on the GPU. The watch's thread must not call this.
   void await(const NcclCommunicator& communicator);
   // Does the same, and then forgets the communicator.
   void remove(NcclCommunicator& communicator);

@@ -321,7 +321,8 @@ std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
   for (std::uint32_t rank = 0; rank < rank_count; ++rank)
     endpoints.push_back(parse_endpoint(texts[rank], rank, rank_count));
   // Texts of an earlier start have other doors and secrets, so no rank would ever answer.
-  if (const std::uint32_t own = door.endpoint().rank; texts[own] != door.endpoint().text())
+  if (const std::uint32_t own = door.endpoint().rank;
+      endpoints[own].text() != door.endpoint().text())
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("the text number {} of {} is another endpoint than rank {} has now, as "
                             "from an earlier start; send every rank the endpoints of this start",

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,6 +40,11 @@ Handle handle_of(Id id) {
   return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(id));
 }
 
+std::function<void()> at_gpu_change() {
+  const std::scoped_lock lock(runtime().mutex);
+  return runtime().at_gpu_change;
+}
+
 void load(int gpu, const char* name) {
   const char* const mode = std::getenv("CUDA_MODULE_LOADING");
   const bool is_eager = mode != nullptr && mode == std::string_view("EAGER");
@@ -56,6 +62,11 @@ void fail_fake_cuda(FakeCudaFailure failure) {
 
 void refuse_next_fake_cuda_callback() {
   runtime().refuses_next_callback = true;
+}
+
+void call_at_fake_cuda_gpu_changes(std::function<void()> work) {
+  const std::scoped_lock lock(runtime().mutex);
+  runtime().at_gpu_change = std::move(work);
 }
 
 std::set<int> take_fake_cuda_contexts() {
@@ -127,6 +138,7 @@ cudaError_t cudaGetDevice(int* device) {
 // Since CUDA 12 it makes a context.
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= kFakeCudaGpus) return answer(cudaErrorInvalidDevice);
+  if (const std::function<void()> work = at_gpu_change()) work();
   const int before = std::exchange(current_device(), device);
   const cudaError_t status = enter(__func__);
   if (status != cudaSuccess) current_device() = before;

@@ -26,6 +26,10 @@ void fail_fake_cuda(FakeCudaFailure failure);
 // The next call of cudaStreamAddCallback fails. Later calls succeed again.
 void refuse_next_fake_cuda_callback();
 
+// From now on, a thread that changes its current GPU calls `work` first. An empty function ends
+// this.
+void call_at_fake_cuda_gpu_changes(std::function<void()> work);
+
 // The answer of the driver to cuMemcpyBatchAsync. A driver before CUDA 12.8 does not have this
 // function.
 enum class FakeCudaBatches : std::uint8_t { kTaken, kRefused, kUnknown };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,6 +35,7 @@ struct FakeCudaState {
   std::map<int, int> communicators;              // by GPU
   std::set<std::pair<int, std::string>> loaded;  // kernels, by GPU
   std::set<std::string> loaded_late;
+  std::function<void()> at_gpu_change;
 };
 
 FakeCudaState& runtime();

@@ -62,6 +62,7 @@ TEST(Launch, EveryLauncherIsUnderstood) {
   EXPECT_TRUE(launch_in(kOpenMpi)->knows_local_ranks);
   EXPECT_EQ(launch_in(kTorchrun)->master_address, "n17");
   EXPECT_EQ(launch_in(kTorchrun)->master_port, 29500);
+  EXPECT_EQ(launch_in(kSlurm)->rank_variable, "SLURM_PROCID");
 }
 
 TEST(Launch, LaunchersThatAgreeAreOne) {
@@ -69,6 +70,20 @@ TEST(Launch, LaunchersThatAgreeAreOne) {
   ASSERT_TRUE(launch.has_value());
   EXPECT_EQ(launch->launcher, "Open MPI");
   EXPECT_EQ(launch->master_port, 29500);
+}
+
+// As srun --mpi=pmi2 starts ranks.
+TEST(Launch, TheNumbersOfAHostAreTakenFromTheLauncherThatKnowsThem) {
+  const Variables pmi = {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}};
+  const Variables lists = {{"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}, {"SLURM_NODEID", "1"}};
+  for (const Variables& known : {merged(kSlurm, lists), kTorchrun}) {
+    const auto launch = launch_in(merged(pmi, known));
+    EXPECT_EQ(launch->launcher, "MPICH");
+    EXPECT_EQ(launch->local_rank, 1u);
+    EXPECT_EQ(launch->local_rank_count, 4u);
+    EXPECT_TRUE(launch->knows_local_ranks);
+  }
+  EXPECT_FALSE(launch_in(merged(pmi, kSlurm))->knows_local_ranks);
 }
 
 TEST(Launch, LaunchersThatDisagreeAreBothNamed) {

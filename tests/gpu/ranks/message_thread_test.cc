@@ -66,5 +66,20 @@ TEST(MessageThread, MessagesThatCannotBeBegunAreAFailureOfAll) {
   }
 }
 
+// Whatever is thrown while the ranks connect is an error of the one that waits for it.
+TEST(MessageThread, AConnectionThatFailsInAnUnforeseenWayIsAnError) {
+  MessageThread messages(
+      {.connection = {.kind = "full",
+                      .opening = "the opening",
+                      .closing = "the closing",
+                      .open = []() -> std::unique_ptr<MessagePort> { throw std::bad_alloc(); }},
+       .timeout_s = 20,
+       .on_wait = {}});
+  const std::string message =
+      test::expect_error(ErrorCode::kInternal, [&] { messages.await_open(); });
+  EXPECT_EQ(message, "the opening failed: " + std::string(std::bad_alloc().what()));
+  EXPECT_TRUE(messages.has_ended());
+}
+
 }  // namespace
 }  // namespace sluice

@@ -2,13 +2,19 @@
 // named with what is done instead, and what they keep is no harm. Runs without a GPU.
 #include <gtest/gtest.h>
 
+#include <cuda_runtime.h>
+#include <pthread.h>
+
+#include <array>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "tests/gpu/cuda/fake_cuda_runtime.h"
 #include "tests/gpu/ranks/fake_nccl_ranks.h"
 #include "tests/support/expect_error.h"
 
@@ -104,6 +110,48 @@ TEST(NcclLibraryTest, AWindowOutlivesItsOperations) {
     EXPECT_TRUE(device.is_complete(gathered.id())) << "rank " << ranks.rank();
     device.synchronize(stream.id());
   });
+}
+
+// The same for the work that an abort on another thread is about to end.
+TEST(NcclLibraryTest, AWindowOutlivesTheAbortOfItsOperations) {
+  const NcclId id = make_nccl_id(FAKE_NCCL);
+  std::barrier<> together(2);
+  std::atomic<bool> is_failing = false;
+  std::atomic<bool> is_forgotten = false;
+  const auto run = [&](int rank) {
+    const auto device = make_cuda_device({.ordinal = rank + 1, .memory_bytes = 64_MiB});
+    const auto ranks = make_nccl_collectives(*device, {.timeout_s = 60, .library = FAKE_NCCL}, id,
+                                             static_cast<std::uint32_t>(rank), 2);
+    const DeviceBuffer memory(*device, 1_MiB, "a test");
+    ranks->use_memory({memory.data(), memory.size_bytes()});
+    together.arrive_and_wait();
+    if (rank == 1) return together.arrive_and_wait();
+    const Stream stream(*device, "test");
+    ranks->all_gather(
+        {.target = memory.data(), .source = memory.data(), .shard_bytes = 4096, .subject = "h.3"},
+        stream.id());
+    (void)take_counts();
+    ranks->on_failure([&](const Error&) { is_failing = true; });
+    test::call_at_fake_cuda_gpu_changes([&] {  // as the abort does first
+      std::array<char, 16> name{};
+      (void)::pthread_getname_np(::pthread_self(), name.data(), name.size());
+      for (int i = 0; i < 200 && name.data() == std::string("sluice-abort") && !is_forgotten; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    std::thread other([&] { ranks->abort("the user has stopped it"); });
+    while (!is_failing) std::this_thread::yield();
+    ASSERT_EQ(cudaSetDevice(rank + 1), cudaSuccess);
+    ranks->forget_memory();
+    is_forgotten = true;
+    EXPECT_EQ(take_counts().windows, 0) << "one was given back while a gather could use it";
+    other.join();
+    test::call_at_fake_cuda_gpu_changes({});
+    ranks->on_failure({});
+    together.arrive_and_wait();
+  };
+  std::thread second([&] { run(1); });
+  run(0);
+  second.join();
 }
 
 // Up to 2.25 NCCL leaves in the thread what it has begun on a communicator.

@@ -353,6 +353,17 @@ TEST(SocketMeeting, StrangersStayOutside) {
   EXPECT_EQ(received, sent);
 }
 
+// As from files, or from the lines of another program.
+TEST(SocketMeeting, WhiteSpaceAroundEndpointsDoesNotMatter) {
+  Doors meeting(2);
+  for (std::string& endpoint : meeting.endpoints) endpoint = " " + endpoint + "\r\n";
+  for (const auto& door : meeting.doors) {
+    std::vector<SocketEndpoint> parsed;
+    ASSERT_NO_THROW(parsed = parse_endpoints(*door, meeting.endpoints));
+    EXPECT_EQ(parsed[1].text(), meeting.doors[1]->endpoint().text());
+  }
+}
+
 TEST(SocketMeeting, EndpointsAreThoseOfTheRanks) {
   const Doors meeting(2);
   const auto refusal = [&](const std::vector<std::string>& endpoints) {
