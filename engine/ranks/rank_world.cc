@@ -9,8 +9,8 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "base/topology.h"
 #include "cpu_optim/rank_sum.h"
+#include "engine/ranks/host_cores.h"
 #include "engine/ranks/ranks.h"
 #include "gpu/cuda/cuda_locality.h"
 #include "gpu/ranks/launcher_environment.h"
@@ -167,7 +167,8 @@ Config RankWorld::shared(Config config) const {
   if (config.sharding.reduction == RankReduction::kNodes && config.sharding.node_ranks == 0)
     config.sharding.node_ranks =
         parts_->ranks_of_node("sharding.reduction is \"nodes\"", "sharding.node_ranks");
-  if (config.threads == 0) config.threads = std::max(1u, granted_threads(0) / host_ranks());
+  if (config.threads == 0)
+    config.threads = own_share_of_cores(parts_->launch.rank_variable, host_ranks());
   return config;
 }
 

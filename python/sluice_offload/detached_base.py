@@ -21,7 +21,7 @@ from .engine import Config, logger, read_config, warn_of_memory
 from .errors import OPTIMIZER_NOT_COPIED, ArgumentError, NonFiniteError, OutOfMemoryError, SluiceError
 from .optim_state import Entry, States
 from .optimizer import UPDATES
-from .processes import granted_cores, processes_of_launcher, require_member
+from .processes import processes_of_launcher, require_member, share_of_cores
 from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits, total_norm
 from .units import is_of_torch
 from .waits import Parameters, Waits
@@ -140,7 +140,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def _with_threads(self, gpu: Optional[int]) -> "dict[str, Any]":
         """The config with the default of run.threads: this process's share of the host's cores, but half of them where torch computes on the
         others meanwhile, and all but one where that one launches the work of a GPU."""
-        cores = granted_cores() // processes_of_launcher()
+        cores = share_of_cores(processes_of_launcher())
         is_overlapped = self._gradients == "backward" or self._overlap == "forward"
         threads = cores - 1 if gpu is not None else cores // 2 if is_overlapped else cores
         return {**self._settings, "run": {"threads": max(1, threads), **self._settings.get("run", {})}}

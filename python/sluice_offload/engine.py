@@ -21,7 +21,7 @@ from . import gpus
 from . import library as lib
 from .errors import NOT_COPIED, ArgumentError, ConfigError, RanksError, SluiceError
 from .gpus import CPU, Place, missing_settings
-from .processes import World, granted_cores
+from .processes import World, share_of_cores
 from .structures import bytes_of, copy_values, flat_of, model_of, order_of
 from .units import Member, Unit, Units, common_dtype
 
@@ -122,8 +122,8 @@ def complete_config(config: "dict[str, Any]", units: Units, processes: int = 1, 
     optimizer = config.setdefault("optimizer", {})
     if optimizer.get("overlap", "auto") == "auto" and optimizer.get("clip_norm") == 0:
         optimizer["overlap"] = "deferred"
-    cores = granted_cores()
-    ours = cores // 2 // processes if place.gpu is None else cores // processes - 1
+    cores = share_of_cores(processes)
+    ours = cores // 2 if place.gpu is None else cores - 1
     config.setdefault("run", {}).setdefault("threads", max(1, ours))
     if place.gpu is not None and "device" not in config.setdefault("memory", {}):
         half = gpus.free_bytes(place.gpu) // 2

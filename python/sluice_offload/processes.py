@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import socket
 from typing import Any, Callable, Iterator, Optional
 
@@ -131,20 +132,80 @@ def granted_cores(proc: str = "/proc/self", cgroups: str = "/sys/fs/cgroup") -> 
     return max(1, min(len(usable), int(min(_quotas(proc, cgroups), default=len(usable)))))
 
 
+def share_of_cores(processes: int, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
+    """How many cores this process takes, as one of `processes` on this host; at least 1. As engine/ranks/host_cores.h says: an equal part
+    of the cores that the launcher may use, but no more than this process may use. A launcher may bind each process to cores of its own,
+    which are not divided again. Processes do share a quota that leaves less than their mask."""
+    granted = granted_cores(f"{proc}/self", cgroups)
+    if processes <= 1:
+        return granted
+    mask = len(_cores(_status(f"{proc}/self").get("Cpus_allowed_list", "")))
+    shared = granted if granted < mask else max(granted, _cores_of_launcher(proc, cgroups))
+    return max(1, min(granted, shared // processes))
+
+
+def _cores_of_launcher(proc: str, cgroups: str) -> int:
+    """How many cores the launcher may use: the nearest ancestor that was not started with the variable of a rank, as wrappers of a rank
+    are. The variables of another user's process, such as Slurm's, cannot be read. 0 where no ancestor can be seen."""
+    found = _launcher()
+    cores: "set[int]" = set()
+    parent = _status(f"{proc}/self").get("PPid", "0")
+    while parent != "0":
+        status = _status(f"{proc}/{parent}")
+        if not status.get("Cpus_allowed_list"):
+            break
+        cores = _cores(status["Cpus_allowed_list"])
+        variables = b""
+        with contextlib.suppress(OSError), open(f"{proc}/{parent}/environ", "rb") as file:
+            variables = file.read()
+        if found is None or not any(entry.startswith(found[1].encode() + b"=") for entry in variables.split(b"\0")):
+            break
+        parent = status.get("PPid", "0")
+    return len(cores & (_cores_of_groups(f"{proc}/self", cgroups) or cores))
+
+
+def _cores_of_groups(proc: str, cgroups: str) -> "set[int]":
+    """The cores that this process's cgroups allow, which may be fewer than those of the launcher; empty where they do not say."""
+    for folder in _group_folders(proc, cgroups, "cpuset"):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+            cores = _cores("".join(_words(f"{folder}/{name}")))
+            if cores:
+                return cores
+    return set()
+
+
+def _status(folder: str) -> "dict[str, str]":
+    """The kernel's words of a process; empty for one that cannot be seen."""
+    with contextlib.suppress(OSError), open(f"{folder}/status", encoding="utf-8", errors="replace") as file:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+    return {}
+
+
+def _cores(text: str) -> "set[int]":
+    """The cores of a kernel's list, such as "0-3,8"."""
+    pairs = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return {core for first, last in pairs for core in range(int(first), int(last or first) + 1)}
+
+
 def _quotas(proc: str, cgroups: str) -> "Iterator[float]":
-    """The CPU quota of each cgroup that this process is in, in cores. Inside a container, a path may be the host's: the mount itself is
+    """The CPU quota of each cgroup that this process is in, in cores."""
+    for folder in _group_folders(proc, cgroups, "cpu"):
+        for texts in (_words(f"{folder}/cpu.max"), _words(f"{folder}/cpu.cfs_quota_us") + _words(f"{folder}/cpu.cfs_period_us")):
+            if len(texts) == 2 and all(text.isdigit() for text in texts) and int(texts[1]):  # "max" and "-1" are no quota
+                yield int(texts[0]) / int(texts[1])
+
+
+def _group_folders(proc: str, cgroups: str, controller: str) -> "list[str]":
+    """The folders of the cgroups that this process is in, its own first. Inside a container, a path may be the host's: the mount itself is
     the container's group then."""
     folders: "list[str]" = []
     with contextlib.suppress(OSError), open(f"{proc}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:  # "0::/user.slice" of version 2, "4:cpu,cpuacct:/docker/1f" of version 1
             _, names, path = line.rstrip("\n").split(":", 2)
-            if not names or "cpu" in names.split(","):
+            if not names or controller in names.split(","):
                 parts = path.split("/")
-                folders += [cgroups + ("/cpu" if names else "") + "/".join(parts[:end]) for end in range(len(parts), 0, -1)]
-    for folder in folders:
-        for texts in (_words(f"{folder}/cpu.max"), _words(f"{folder}/cpu.cfs_quota_us") + _words(f"{folder}/cpu.cfs_period_us")):
-            if len(texts) == 2 and all(text.isdigit() for text in texts) and int(texts[1]):  # "max" and "-1" are no quota
-                yield int(texts[0]) / int(texts[1])
+                folders += [cgroups + (f"/{controller}" if names else "") + "/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    return folders
 
 
 def _words(path: str) -> "list[str]":
@@ -155,8 +216,20 @@ def _words(path: str) -> "list[str]":
 
 def processes_of_launcher() -> int:
     """How many processes the launcher says that it has started on this host; 1 where there is none."""
-    counts = [os.environ.get(name, "") for name in _OF_HOST]
+    counts = [*(os.environ.get(name, "") for name in _OF_HOST), _tasks_of_slurm_node()]
     return max(1, next((int(count) for count in counts if count.isdigit()), 1))
+
+
+def _tasks_of_slurm_node() -> str:
+    """Slurm lists how many tasks each node of a step has: "4(x2),3" stands for 4, 4 and 3."""
+    tasks: "list[str]" = []
+    for entry in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry)
+        if found is None:
+            return ""
+        tasks += [found[1]] * min(int(found[2] or 1), 1 << 20)
+    node = os.environ.get("SLURM_NODEID", "")
+    return tasks[int(node)] if node.isdigit() and int(node) < len(tasks) else ""
 
 
 def require_member(group: Any, name: str) -> None:

@@ -617,7 +617,7 @@ def test_the_norm_is_taken_as_clip_grad_norm_takes_it(place, monkeypatch):
 
 def test_the_update_leaves_cores_to_torch(place, monkeypatch):
     """A container may use fewer than the host has."""
-    monkeypatch.setattr(detached_base, "granted_cores", lambda: 8)
+    monkeypatch.setattr(detached_base, "share_of_cores", lambda processes: 8 // processes)
     monkeypatch.setattr(detached_base, "processes_of_launcher", lambda: 1)
     model = nn.Linear(4, 4)
     for options, threads in (({}, 8), ({"gradients": "backward"}, 4), ({"overlap": "forward", "modules": model}, 4)):

@@ -2,7 +2,10 @@
 
 import importlib.util
 import logging
+import os
 import socket
+import subprocess
+import sys
 import threading
 import types
 
@@ -114,8 +117,73 @@ def test_granted_cores_are_those_of_the_mask_within_the_quota(tmp_path, monkeypa
     assert processes.granted_cores(str(tmp_path), str(tmp_path / "root")) == cores
 
 
-def test_processes_of_other_groups_share_the_cores(monkeypatch):
+_OF_A_RANK = b"HOME=/\0SLURM_PROCID=3\0"
+
+
+@pytest.mark.parametrize("own, launcher, wrappers, group, count, cores", [
+    ("0-15", "0-15", 0, None, 4, 4), ("4-7", "0-15", 0, None, 4, 4), ("4-7", "0-15", 2, None, 4, 4), ("0-31", "0-63", 1, None, 8, 8),
+    ("0-15", "0-127", 0, "0-15", 4, 4), ("0-3,8-11", "0-127", 1, "0-15", 2, 8), ("0-7", None, 0, None, 4, 2), ("0-7", None, 1, None, 4, 2),
+    ("0-7", "0-63", 0, None, 1, 8), ("0", "0-1", 0, None, 4, 1)])
+def test_each_process_has_an_equal_part_of_the_launchers_cores(tmp_path, monkeypatch, own, launcher, wrappers, group, count, cores):
+    """As engine/ranks/host_cores.h says of the ranks of C++: cores that a launcher has divided are not divided again."""
+    def add(name, parent, mask, environ=None):
+        folder = tmp_path / "proc" / name
+        folder.mkdir(parents=True)
+        (folder / "status").write_text(f"Name:\tp\nPPid:\t{parent}\nCpus_allowed:\tff\nCpus_allowed_list:\t{mask}\n")
+        if environ is not None:
+            (folder / "environ").write_bytes(environ)
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    monkeypatch.setattr(processes, "granted_cores", lambda *_: len(processes._cores(own)))
+    chain = [f"{30 + i}" for i in range(wrappers)] + ["20"]
+    add("self", chain[0], own)
+    for name, parent in zip(chain[:-1], chain[1:]):
+        add(name, parent, own, _OF_A_RANK)
+    if launcher is not None:
+        add("20", "1", launcher)
+        add("1", "0", "0-127")
+    if group is not None:
+        (tmp_path / "proc" / "self" / "cgroup").write_text("0::/job/step\n")
+        (tmp_path / "root" / "job").mkdir(parents=True)
+        (tmp_path / "root" / "job" / "cpuset.cpus.effective").write_text(group + "\n")
+    assert processes.share_of_cores(count, str(tmp_path / "proc"), str(tmp_path / "root")) == cores
+
+
+def test_a_quota_is_shared_by_all_processes(tmp_path, monkeypatch):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text("PPid:\t0\nCpus_allowed_list:\t0-63\n")
+    monkeypatch.setattr(processes, "granted_cores", lambda *_: 16)
+    assert processes.share_of_cores(4, str(tmp_path), str(tmp_path)) == 4
+
+
+def test_the_launcher_is_found_behind_a_wrapper(monkeypatch):
+    """Real processes: this one launches, a shell wraps, and the rank is bound to one core."""
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    core = min(os.sched_getaffinity(0))
+    code = "from sluice_offload import processes as p; print(p._cores_of_launcher('/proc', '/none'), p.granted_cores())"
+    environment = {**os.environ, "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
+    said = subprocess.run(["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-B", "-c", code], env=environment, check=True,
+                          capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {core})).stdout
+    assert said.split() == [str(len(os.sched_getaffinity(0))), "1"]
+
+
+@pytest.mark.parametrize("tasks, node, count", [
+    ("4(x2),3", "0", 4), ("4(x2),3", "1", 4), ("4(x2),3", "2", 3), ("4(x2),3", "3", 1), ("5,4(x2),2", "2", 4), ("8", "0", 8), ("8", "", 1),
+    ("", "0", 1), ("4(x2", "0", 1), ("4(x1000000000000)", "7", 4)])
+def test_srun_tells_how_many_processes_a_node_has(monkeypatch, tasks, node, count):
     for name in processes._OF_HOST:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
+    monkeypatch.setenv("SLURM_NODEID", node)
+    assert processes.processes_of_launcher() == count
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # torchrun as the one task of each node
+    assert processes.processes_of_launcher() == 2
+
+
+def test_processes_of_other_groups_share_the_cores(monkeypatch):
+    for name in (*processes._OF_HOST, "SLURM_STEP_TASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
     assert processes.processes_of_host(None, "a group") == 1
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")

@@ -77,8 +77,9 @@ class SLUICE_EXPORT RankWorld {
   const std::string& launcher() const;
 
   // Returns `config`, adapted to a rank that shares its host with other ranks. If Config::threads
-  // is 0, the ranks of a host share the host's cores equally. Config::threads of the result is this
-  // rank's share. If sharding.group is "node", the ranks of a host form a group in the result.
+  // is 0, Config::threads of the result is this rank's share of the host's cores. The share is an
+  // equal part of the cores that the launcher may use, but not more than this process may use. If
+  // sharding.group is "node", the ranks of a host form a group in the result.
   // Fails with kConfig if hosts have different numbers of ranks, or if the launcher gives no such
   // numbers.
   Config shared(Config config) const;

@@ -13,7 +13,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "base/topology.h"
+#include "engine/ranks/host_cores.h"
 #include "tests/support/expect_error.h"
 
 namespace sluice::test {
@@ -123,7 +123,7 @@ TEST_F(RankWorldTest, ARankTakesItsPartOfTheHost) {
   config.sharding.group_is_node = true;
   EXPECT_EQ(world.shared(config).sharding.group_ranks, 2u);
   EXPECT_FALSE(world.shared(config).sharding.group_is_node);
-  EXPECT_EQ(world.shared(config).threads, std::max(1u, granted_threads(0) / 2));
+  EXPECT_EQ(world.shared(config).threads, own_share_of_cores("OMPI_COMM_WORLD_RANK", 2));
   config.threads = 7;
   EXPECT_EQ(world.shared(config).threads, 7u);
   EXPECT_EQ(world.shared(config).sharding.node_ranks, 0u);
