@@ -386,6 +386,9 @@ def test_reading_the_state_changes_nothing(place):
     for q, entry in ours.state.items():  # as Lightning moves a state to a device
         ours.state[q] = type(entry)({key: value.to("cpu") for key, value in entry.items()})
     assert ours.state[p]["step"] == 4 and ours.state[p]["exp_avg"].eq(1).all()
+    with pytest.raises(sluice.ArgumentError, match=r"'exp_avg_sq' in the state of param_groups.0..params.0. has values from -1.0 to -1.0"):
+        ours.state[p]["exp_avg_sq"] = -torch.ones_like(p)
+    assert ours.state[p]["exp_avg_sq"].eq(1).all()
     with pytest.raises(sluice.ArgumentError, match="not taken away"):
         ours.state.clear()
     ours.close()
@@ -566,6 +569,7 @@ def test_what_is_refused(place):
 WRONG = {"shape": (r"'exp_avg' .*params.1. has shape .7,., but the parameter has .3,", torch.zeros(7)),
          "kind": ("momentum_buffer", None), "entry": ("not Tensor", None),
          "negative": (r"'exp_avg_sq' .*params.1. has values from -1.0 to 2.0; .*and at least 0", torch.tensor([2.0, -1.0, 1.0])),
+         "infinite": (r"'exp_avg' .*params.1. has values from 1.0 to inf; .*finite", torch.tensor([1.0, math.inf, 1.0])),
          "nan": (r"'exp_avg' .*params.1. has values from nan to nan; .*finite", torch.tensor([2.0, math.nan, 1.0])),
          "large": (r"'exp_avg' .*params.1. has values from -1e\+300 to 1.0; .*fp32", torch.tensor([1.0, -1e300, 1.0], dtype=torch.float64)),
          "meta": (r"'exp_avg' .*params.1. is a tensor on the meta device", torch.empty(3, device="meta")),
