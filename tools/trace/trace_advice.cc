@@ -62,6 +62,23 @@ std::string collective_rates(const TraceAnalysis& analysis) {
   return rates.empty() ? "the slowest rank decides" : rates;
 }
 
+std::string adam_advice(double rate, double step_s, const TracedEngine& engine) {
+  if (!engine.is_known) return "more cores, and run.threads for them";
+  const std::string now = fmt::format("{:.2f} Gparam/s on {} threads", rate * 1e-9, engine.threads);
+  if (engine.threads >= engine.granted_cores)
+    return fmt::format(
+        "{}, which is all cores that the run has: twice the cores would take up to "
+        "{:.1f} ms off a step",
+        now, step_s * 1e3 / 2);
+  const std::uint64_t more = std::min<std::uint64_t>(2 * engine.threads, engine.granted_cores);
+  return fmt::format(
+      "{}: run.threads {}, of {} cores, would take up to {:.1f} ms off a step", now, more,
+      engine.granted_cores,
+      step_s * 1e3 * (1 - static_cast<double>(engine.threads) / static_cast<double>(more)));
+}
+
+// More room for what is waited for by `reason`, so that it can begin sooner. The optimizer pass,
+// whose reads go to its lanes, waits for no reason that a record has.
 std::string buffer_advice(TraceReason reason, const TracedEngine& engine) {
   switch (reason) {
     case TraceReason::kSlot:
@@ -74,6 +91,7 @@ std::string buffer_advice(TraceReason reason, const TracedEngine& engine) {
                          format_bytes(engine.gradient_slot_bytes));
     case TraceReason::kActivation:
       return "memory.device + one activation is one more place for them";
+    case TraceReason::kRead:
     case TraceReason::kWindow:
     case TraceReason::kCopy:
       return fmt::format("one more unit in the window needs memory.device +{}",
@@ -190,18 +208,16 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
           rate * 1e-9, format_bytes(static_cast<std::uint64_t>(step_s * rate / 2)));
     }
     case StallCause::kLatePrefetch:
-      return fmt::format(
-          "the drive was idle before: memory.device +{} (one more unit in the "
-          "window) lets reads begin a unit earlier",
-          format_bytes(engine.largest_unit_bytes()));
+      return fmt::format("the drive was idle before, so reads could begin earlier: {}",
+                         buffer_advice(group.reason, engine));
     case StallCause::kLatencyTail: {
       const FlowStats* const reads = stats_of(analysis, TraceKind::kRead);
       if (reads == nullptr) return "look at the drive (smartctl)";
       return fmt::format(
           "reads take {:.2f} ms, one in a thousand {:.2f} ms: look at the drive "
-          "(smartctl), or ride it out with memory.device +{}",
+          "(smartctl), or ride it out: {}",
           advised_seconds(reads->device.p50_ns) * 1e3, advised_seconds(reads->device.p999_ns) * 1e3,
-          format_bytes(engine.largest_unit_bytes()));
+          buffer_advice(group.reason, engine));
     }
     case StallCause::kNoBuffer: return buffer_advice(group.reason, engine);
     case StallCause::kCopyLink: {
@@ -212,11 +228,7 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
           "memory.device +{} for one more",
           copies->bytes_per_second() * 1e-9, format_bytes(engine.largest_unit_bytes()));
     }
-    case StallCause::kAdam:
-      return fmt::format(
-          "{:.2f} Gparam/s on {} threads: twice the threads (run.threads) would take "
-          "up to {:.1f} ms off a step",
-          adam_rate(analysis, engine) * 1e-9, engine.threads, step_s * 1e3 / 2);
+    case StallCause::kAdam: return adam_advice(adam_rate(analysis, engine), step_s, engine);
     case StallCause::kChecksum:
       return fmt::format(
           "storage.verify sample checks one block in eight: up to {:.1f} ms less a "

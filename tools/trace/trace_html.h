@@ -1,6 +1,6 @@
 // Returns the page of a trace. The page is one self-contained HTML file that a browser can open
-// from disk. In a long trace, spans that lie close together are joined, so that the file stays
-// below 5 MB.
+// from disk. The file stays below 5 MB: in a long trace, spans that lie close together are joined,
+// and the page leaves out steps and rows (tools/trace/trace_page_room.h). The page says so.
 #pragma once
 
 #include <string>
@@ -11,6 +11,7 @@
 
 namespace sluice {
 
+// Fails with kInput if there are so many ranks that the page would be larger.
 std::string html_of(const std::vector<TraceAnalysis>& ranks, const PeakRates& peaks);
 
 }  // namespace sluice

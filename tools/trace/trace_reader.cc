@@ -26,17 +26,18 @@ namespace {
 class MappedFile {
  public:
   MappedFile(const std::string& path, TraceSteps steps) {
-    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    // O_NONBLOCK: opening a pipe without a writer would wait forever.
+    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status {};
-    if (!file || ::fstat(file.get(), &status) != 0) fail(path, errno);
-    if (!S_ISREG(status.st_mode)) fail(path, S_ISDIR(status.st_mode) ? EISDIR : EINVAL);
+    if (!file || ::fstat(file.get(), &status) != 0) fail(path, errno_text(errno));
+    if (!S_ISREG(status.st_mode)) fail(path, "it is not a regular file");
     size_bytes_ = static_cast<std::size_t>(status.st_size);
     if (size_bytes_ == 0) return;
     if (steps.are_all()) check_memory(path);
     const int populate = steps.are_all() ? MAP_POPULATE : 0;
     void* const mapped =
         ::mmap(nullptr, size_bytes_, PROT_READ, MAP_PRIVATE | populate, file.get(), 0);
-    if (mapped == MAP_FAILED) fail(path, errno);
+    if (mapped == MAP_FAILED) fail(path, errno_text(errno));
     data_ = static_cast<const std::byte*>(mapped);
   }
   MappedFile(const MappedFile&) = delete;
@@ -58,9 +59,8 @@ class MappedFile {
   }
 
  private:
-  [[noreturn]] static void fail(const std::string& path, int error) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("cannot read the trace \"{}\": {}", path, errno_text(error)));
+  [[noreturn]] static void fail(const std::string& path, const std::string& why) {
+    throw Error(ErrorCode::kInput, fmt::format("cannot read the trace \"{}\": {}", path, why));
   }
 
   // Refuses a trace that is too large to be read whole: a page of so many steps is of no use, and

@@ -22,17 +22,21 @@ StallCause main_cause(const std::vector<StepShare>& steps) {
 
 }  // namespace
 
-std::size_t first_steady(const TraceAnalysis& rank) {
+std::size_t ended_steps(const TraceAnalysis& rank) {
   const std::vector<StepShare>& steps = rank.steps();
-  const std::size_t ended = steps.size() - (steps.size() > 1 && steps.back().is_open ? 1 : 0);
+  return steps.size() - (!steps.empty() && steps.back().is_open ? 1 : 0);
+}
+
+std::size_t first_steady(const TraceAnalysis& rank) {
+  const std::size_t ended = ended_steps(rank);
   return ended > 1 && !rank.trace().lacks_first_steps ? 1 : 0;
 }
 
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank) {
-  std::vector<StepShare> steps = rank.steps();
-  if (steps.size() > 1 && steps.back().is_open) steps.pop_back();
-  steps.erase(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(first_steady(rank)));
-  return steps;
+  const auto at = [&](std::size_t index) {
+    return rank.steps().begin() + static_cast<std::ptrdiff_t>(index);
+  };
+  return {at(first_steady(rank)), at(ended_steps(rank))};
 }
 
 StepMeans means_of(const std::vector<StepShare>& steps) {

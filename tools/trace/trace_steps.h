@@ -17,9 +17,14 @@
 
 namespace sluice {
 
+// Returns how many of rank.steps() have ended. The step in which a run was killed is the last one,
+// and has not ended.
+std::size_t ended_steps(const TraceAnalysis& rank);
+
 // Returns the steps that have ended. The first step of a trace is left out if there are more steps.
 // The first step is slower, because the step touches memory for the first time and finds no data in
-// memory. If only later steps of a trace were read (TraceSteps), none of them is left out.
+// memory. If only later steps of a trace were read (TraceSteps), none of them is left out. The
+// result is empty if no step has ended.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 
 // The place of the first of steady_steps() in rank.steps().

@@ -41,9 +41,53 @@ std::string head_line(const TraceAnalysis& rank) {
   return line;
 }
 
+// Says what was at work in a trace without a step that ended, such as that of an optimizer alone.
+std::string work_lines(const TraceAnalysis& rank) {
+  IntervalSet computation, waits, storage;
+  std::uint64_t begin_ns = UINT64_MAX, end_ns = 0, updates = 0, size_bytes = 0, update_ns = 0;
+  for (const TraceRecord& record : rank.trace().records) {
+    begin_ns = std::min(begin_ns, record.begin_ns);
+    end_ns = std::max(end_ns, record.end_ns);
+    if (record.kind <= TraceKind::kWrite) storage.add(record.started_ns, record.moved_ns);
+    if (record.kind == TraceKind::kCompute) computation.add(record.begin_ns, record.end_ns);
+    if (record.kind == TraceKind::kWait) waits.add(record.begin_ns, record.end_ns);
+    if (record.kind != TraceKind::kAdam) continue;
+    ++updates;
+    size_bytes += record.size_bytes;
+    update_ns += record.end_ns - record.begin_ns;
+  }
+  if (end_ns <= begin_ns) return {};
+  const std::uint64_t all_ns = end_ns - begin_ns;
+  std::string shares;
+  const auto add = [&](std::string_view name, std::uint64_t busy_ns) {
+    if (busy_ns == 0) return;
+    shares +=
+        fmt::format("{}{} {:.1f} %", shares.empty() ? "" : ", ", name,
+                    percent(static_cast<std::int64_t>(busy_ns), static_cast<std::int64_t>(all_ns)));
+  };
+  for (IntervalSet* set : {&computation, &waits, &storage}) set->seal();
+  add("compute", computation.busy_ns());
+  add("waits", waits.busy_ns());
+  add("updates and norms", rank.processor().busy_ns());
+  add("storage", storage.busy_ns());
+  for (const FlowStats& flow : rank.flows()) {
+    if (flow.kind == TraceKind::kCopyToDevice || flow.kind == TraceKind::kCopyToHost)
+      add(name_of(flow.key()), flow.busy_ns);
+  }
+  std::string text = fmt::format("at work in the {:.2f} ms from the first record to the last: {}\n",
+                                 ms(all_ns), shares.empty() ? "nothing" : shares);
+  if (updates != 0)
+    text += fmt::format(
+        "{} updates of blocks: {} of state at {:.2f} GB/s, {:.3f} ms each\n", updates,
+        format_bytes(size_bytes),
+        update_ns == 0 ? 0 : static_cast<double>(size_bytes) / static_cast<double>(update_ns),
+        ms(update_ns) / static_cast<double>(updates));
+  return text;
+}
+
 std::string time_lines(const TraceAnalysis& rank) {
   const StepMeans means = means_of(steady_steps(rank));
-  if (means.count == 0) return "no step ended while it was traced\n";
+  if (means.count == 0) return work_lines(rank);
   const auto percent_of = [&](double part_s) { return 100 * means.share_of_step(part_s); };
   return fmt::format(
       "mean step {:.2f} ms [{:.2f}, {:.2f}]: compute {:.1f} %, exposed I/O {:.1f} %, exposed "

@@ -41,6 +41,13 @@ double number_in(const std::string& setting, std::string_view text) {
   return value;
 }
 
+std::uint32_t count_in(const std::string& setting, std::string_view text) {
+  const double value = number_in(setting, text);
+  if (value != std::floor(value))
+    refuse(setting, fmt::format("\"{}\" is not a whole number", text));
+  return static_cast<std::uint32_t>(value);
+}
+
 double factor_in(const std::string& setting, std::string_view text) {
   if (text.empty() || text.back() != 'x') refuse(setting, "a factor such as 2x is wanted");
   return number_in(setting, text.substr(0, text.size() - 1));
@@ -85,20 +92,25 @@ void apply(const std::string& setting, Scenario& scenario) {
   const std::size_t equals = setting.find('=');
   if (equals == std::string::npos) refuse(setting, "KEY=VALUE is wanted");
   const std::string key = setting.substr(0, equals), value = setting.substr(equals + 1);
-  const auto count = [&] { return static_cast<std::uint32_t>(number_in(setting, value)); };
+  const auto count = [&] { return count_in(setting, value); };
   if (key == "drives") return apply_rate("nvme", number_in(setting, value), scenario.rates);
   if (key == "prefetch_window") {
     scenario.window_units = count();
   } else if (key == "lanes") {
-    scenario.config.optimizer.lanes = std::max(1u, count());
+    scenario.config.optimizer.lanes = count();
   } else if (key == "memory.host") {
     scenario.config.memory.host_bytes = parse_size(value);
   } else if (key == "memory.device") {
     scenario.config.memory.device_bytes = parse_size(value);
   } else if (key == "policy") {
-    scenario.policy = policy_in(setting, value);
+    scenario.config.optimizer.overlap = scenario.policy = policy_in(setting, value);
   } else {
     require_rate(setting, key);
+    if (key == "nvme.latency" && scenario.rates.latency_s == 0)
+      refuse(setting,
+             "the trace does not show the latency of its drives; it does where parameters and "
+             "optimizer state are both read and written, one transfer after another, in blocks of "
+             "different sizes");
     apply_rate(key, factor_in(setting, value), scenario.rates);
   }
 }
@@ -190,13 +202,14 @@ std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config
   std::vector<std::string> notes;
   if (trace.ranks > 1) {
     std::int64_t waits_ns = 0;
-    for (const StepShare& step : analysis.steps())
+    const std::vector<StepShare> steps = steady_steps(analysis);
+    for (const StepShare& step : steps)
       waits_ns += step.by_cause[static_cast<std::size_t>(StallCause::kCollective)];
-    notes.push_back(fmt::format(
-        "rank {} of {} alone, with its share of the state: gathers, reductions and "
-        "waiting for other ranks ({:.3f} ms a step) stay as they were",
-        trace.rank, trace.ranks,
-        static_cast<double>(waits_ns) * 1e-6 / static_cast<double>(analysis.steps().size())));
+    notes.push_back(
+        fmt::format("rank {} of {} alone, with its share of the state: gathers, reductions and "
+                    "waiting for other ranks ({:.3f} ms a step) stay as they were",
+                    trace.rank, trace.ranks,
+                    static_cast<double>(waits_ns) * 1e-6 / static_cast<double>(steps.size())));
   }
   if (config.activations.home == ActivationHome::kHost ||
       config.activations.home == ActivationHome::kNvme)
@@ -281,11 +294,11 @@ double predicted_step_s(double measured_s, double replayed_s, double changed_s) 
 WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& settings) {
   const TraceFile& trace = analysis.trace();
   const auto section = trace.sections.find("engine");
-  if (analysis.steps().size() < 3 || section == trace.sections.end())
+  if (ended_steps(analysis) < 3 || section == trace.sections.end())
     throw Error(
         ErrorCode::kInput,
         fmt::format("\"{}\" has {} steps{}; whatif needs three, and the engine's description",
-                    trace.path, analysis.steps().size(),
+                    trace.path, ended_steps(analysis),
                     section == trace.sections.end() ? " and says nothing of its engine" : ""));
   const Replay replay(analysis, section->second);
   Scenario scenario{.config = replay.config(),
@@ -304,6 +317,7 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
     scenario.config.optimizer.lanes.reset();  // the plan for another budget chooses again
   const Scenario recorded = scenario;
   for (const std::string& setting : settings) apply(setting, scenario);
+  validate(scenario.config);               // a run with these settings would be refused, too
   result.changed = replay.cost(scenario);  // a budget that is too small is refused on any machine
   require_known_rates(analysis, replay, recorded, scenario);
   require_fitting_model(analysis, result.measured_s, result.replayed.step_s);

@@ -2,8 +2,10 @@
 
 import html
 import json
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -33,6 +35,8 @@ field.value = 'H.1.'; field.dispatchEvent(new Event('input')); result.found = hi
 field.value = 'no such tensor'; field.dispatchEvent(new Event('input')); result.notFound = hits.size;
 const wide = to - from;
 document.getElementById('timeline').dispatchEvent(new WheelEvent('wheel', { deltaY: -100, cancelable: true })); result.zoomed = (to - from) / wide;
+const wheel = (deltaY, times) => { for (let i = 0; i < times; ++i) document.getElementById('timeline').dispatchEvent(new WheelEvent('wheel', { deltaY, cancelable: true })); return to - from; };
+result.closest = wheel(-100, 200); result.widest = wheel(100, 200) / rank.length_us;
 document.getElementById('theme').click();
 document.querySelector('#waits tbody tr')?.click();
 const shownWaits = what => [...document.querySelectorAll('#waits tbody tr' + what)];
@@ -80,6 +84,54 @@ document.documentElement.dataset.result = JSON.stringify(result);
 </script>"""
 
 
+# The page's script over elements that show nothing, for machines with node and without a browser.
+SCRIPT = """
+const [page] = process.argv.slice(1), html = require('fs').readFileSync(page, 'utf8');
+const part = open => html.slice(html.indexOf(open) + open.length, html.indexOf('</script>', html.indexOf(open)));
+const listeners = {}, elements = {};
+const element = id => ({ id, style: {}, dataset: {}, children: [], clientWidth: 1300, value: '', textContent: id === 'data' ? part('type="application/json">') : '',
+  classList: { contains: () => false, add() {}, toggle() {} }, append() {}, setAttribute() {}, removeAttribute() {}, replaceChildren(...all) { this.children = all; },
+  querySelector: () => element(''), querySelectorAll: () => [], addEventListener(type, call) { (listeners[id] ||= {})[type] = call; },
+  getContext: () => new Proxy({}, { get: (of, name) => name in of ? of[name] : () => 0, set: (of, name, value) => (of[name] = value, true) }) });
+const document = { getElementById: id => elements[id] ||= element(id), createElement: () => element(''), documentElement: element('root'), querySelectorAll: () => [] };
+const context = require('vm').createContext({ document, atob, innerWidth: 1300, getComputedStyle: () => ({ getPropertyValue: () => '#000' }),
+  window: { devicePixelRatio: 1, matchMedia: () => ({ matches: false }), addEventListener() {} } });
+const run = text => require('vm').runInContext(text, context, { timeout: 60000 });
+run(part('<script>'));
+const zoom = deltaY => { context.turn = () => { for (let i = 0; i < 300; ++i) listeners.timeline.wheel({ preventDefault() {}, offsetX: 700, deltaY }); }; run('turn()'); return run('to - from'); };
+const ranks = run('data.ranks').map((rank, i) => { run(`choose(${i})`); return [rank.units.length, rank.steps.length, elements.head.textContent]; });
+console.log(JSON.stringify({ rendered: document.documentElement.dataset.rendered, closest: zoom(-100), widest: zoom(100) / run('rank.length_us'), ranks,
+  split: elements.split.children.map(child => parseFloat(child.style.width)) }));
+"""
+
+
+class PageScript(CliCase):
+    def used(self, *traces):
+        if shutil.which("node") is None:
+            self.skipTest("no node here")
+        self.run_sluice("trace", "html", *traces, "-o", "page.html")
+        done = subprocess.run(["node", "-e", SCRIPT, self.path("page.html")], capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def test_zooming_ends(self):
+        """At a microsecond, where nothing more can be seen. Ever closer ticks of the axis had no end."""
+        self.run_sluice("train", self.write_config(ON_NVME), "--quiet", "--steps", 3, "--trace", "run.trace")
+        used = self.used("run.trace")
+        self.assertEqual(used["rendered"], "yes")
+        self.assertAlmostEqual(used["closest"], 1, places=6)
+        self.assertAlmostEqual(used["widest"], 4, places=6)
+        self.assertAlmostEqual(sum(used["split"]), 100, places=6)
+
+    def test_a_run_of_many_steps(self):
+        subprocess.run([os.environ["SLUICE_MADE_TRACE"], self.path("run.trace"), *(["1"] * 5000)], check=True)
+        used = self.used("run.trace")
+        [[_, steps, head]] = used["ranks"]
+        self.assertEqual(steps, 3000)
+        self.assertIn("this page has 3000 of 5000 steps", head)
+        self.assertLess(os.path.getsize(self.path("page.html")), 5_000_000)
+
+
 class Page(CliCase):
     def setUp(self):
         super().setUp()
@@ -112,6 +164,8 @@ class Page(CliCase):
         self.assertEqual(result["up"], sorted(result["before"]))
         self.assertEqual((result["found"], result["notFound"]), (1, 0))
         self.assertAlmostEqual(result["zoomed"], 0.8, places=6)
+        self.assertAlmostEqual(result["closest"], 1, places=6)
+        self.assertAlmostEqual(result["widest"], 4, places=6)
         # One row for a cause, the sum of its units' waits; a click opens it and another shuts it.
         sums = {}
         for wait in result["waits"]:

@@ -225,10 +225,13 @@ class Trace(CliCase):
         self.record()
         self.whatif("run.trace")
         for setting in ("nvme.read=2x", "nvme=0.5x", "drives=2", "prefetch_window=3", "lanes=8", "policy=serial",
-                        "memory.host=1GiB", "compute=2x", "adam=2x", "copy=2x", "nvme.latency=2x"):
+                        "memory.host=1GiB", "compute=2x", "adam=2x", "copy=2x"):
             self.whatif("run.trace", "--set", setting)
-        for setting in ("nvme=2", "nvme", "speed=2x", "drives=0", "lanes=many", "policy=auto"):
+        for setting in ("nvme=2", "nvme", "speed=2x", "drives=0", "lanes=many", "policy=auto", "lanes=2.5", "prefetch_window=0.5"):
             self.assertIn(setting, self.run_sluice("trace", "whatif", "run.trace", "--set", setting, expect=2).stderr)
+        # In the words of a run that has these settings.
+        for setting, word in (("policy=eager", "needs clip_norm 0"), ("lanes=100000", "optimizer.lanes")):
+            self.assertIn(word, self.run_sluice("trace", "whatif", "run.trace", "--set", setting, expect=2).stderr)
 
     def test_whatif_chooses_lanes_for_another_budget(self):
         self.record()
@@ -331,6 +334,9 @@ class Trace(CliCase):
     def test_what_is_no_trace_is_refused(self):
         self.assertIn("text.txt", self.run_sluice("trace", "summary", "text.txt", expect=2).stderr)
         self.assertIn("none.trace", self.run_sluice("trace", "html", "none.trace", "-o", "x.html", expect=2).stderr)
+        os.mkfifo(self.path("pipe"))
+        for name in ("pipe", "storage"):
+            self.assertIn("not a regular file", self.run_sluice("trace", "summary", name, expect=2).stderr)
         self.run_sluice("trace", "export", "text.txt", expect=2)
         self.assertIn("none/x", self.run_sluice("train", self.write_config(ON_NVME), "--trace", "none/x", expect=2).stderr)
 
@@ -366,7 +372,9 @@ class Trace(CliCase):
         self.assertTrue(any(row["kind"] == "resident" and row["end_ns"] == step["end_ns"] for row in rows))
         summary = self.run_sluice("trace", "summary", "run.trace").stdout
         self.assertIn("the run did not end its trace, which ends in step 1", summary)
-        self.assertRegex(summary, r"compute \d")
+        self.assertRegex(summary, r"(?s)^no step ended while it was traced\n.*\nat work in the .*: compute \d")
+        self.assertNotIn("mean step", summary)
+        self.assertIn("has no step that ended", self.run_sluice("trace", "diff", "run.trace", "run.trace", expect=2).stderr)
 
     def test_a_refused_run_leaves_no_trace(self):
         self.run_sluice("train", self.write_config({**ON_NVME, "memory.host": "1KiB"}), "--trace", "run.trace", expect=5)

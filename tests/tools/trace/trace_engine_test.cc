@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <sluice/detached_optimizer.h>
 #include <sluice/units.h>
 #include "engine/plan/sharding.h"
 #include "engine/planner/run_plan.h"
@@ -95,6 +96,42 @@ INSTANTIATE_TEST_SUITE_P(All, TracedPolicy,
                          testing::Values(OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
                                          OverlapPolicy::kEager, OverlapPolicy::kSpeculative),
                          [](const auto& test) { return std::string(name_of(test.param)); });
+
+// An optimizer alone has no steps; its summary says how its updates went.
+TEST(TracedOptimizer, IsSummarisedWithoutSteps) {
+  const TempDirectory directory;
+  Config config;
+  config.placement.optimizer = TierChoice::kNvme;
+  config.memory.host_bytes = 300_KiB;
+  config.storage.paths = {directory.path()};
+  config.storage.block_elements = 4096;
+  config.threads = 1;
+  const std::string path = directory.path() + "/optimizer.trace";
+  trace_start({.file = path});
+  {
+    DetachedOptimizer optimizer(config, {{.name = "t", .element_count = 40'000}});
+    std::vector<float> parameter(40'000, 0.5f), gradient(40'000, 0.25f);
+    for (std::uint64_t step = 1; step <= 3; ++step) {
+      const std::vector<DetachedUpdate> updates{{.tensor = 0,
+                                                 .parameter = parameter.data(),
+                                                 .gradient = gradient.data(),
+                                                 .step = step,
+                                                 .learning_rate = 1e-3,
+                                                 .adam = {}}};
+      optimizer.begin(updates);
+      optimizer.wait_all();
+    }
+  }
+  EXPECT_EQ(trace_stop().lost, 0u);
+  const TraceFile file = read_trace(path);
+  std::vector<TraceAnalysis> ranks;
+  ranks.emplace_back(file);
+  const std::string text = summary_of(ranks, {});
+  EXPECT_NE(text.find("30 updates of blocks: "), std::string::npos) << text;  // 3 of 10 blocks
+  for (const char* word :
+       {"at work in the ", "updates and norms ", "storage ", "read drive 0", "write drive 0"})
+    EXPECT_NE(text.find(word), std::string::npos) << word << "\n" << text;
+}
 
 // The section's description of config and model plans the same placement again.
 TEST(TracedEngineText, PlansTheSameEngine) {

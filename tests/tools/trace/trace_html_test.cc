@@ -1,9 +1,13 @@
 // The parts of the page, the exports and the comparison.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
+#include <span>
+#include <utility>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/expect_error.h"
@@ -129,6 +133,103 @@ TEST(Page, OfAHundredStepsOfEightRanksStaysSmall) {
   }
 }
 
+// However long the run: it has the longest steps, and says what it leaves out.
+TEST(Page, OfTwentyThousandStepsStaysSmall) {
+  constexpr std::uint64_t kSteps = 20'000, kStepNs = 1'000'000;
+  std::vector<TraceRecord> records;
+  for (std::uint64_t step = 1; step <= kSteps; ++step) {
+    const std::uint64_t at = step * 2 * kStepNs;
+    const auto unit = static_cast<std::uint32_t>(step % 700);
+    records.push_back(span(TraceKind::kStep, at, at + kStepNs + (step == 777 ? 900 : 0)));
+    records.push_back(wait(TraceReason::kRead, at + 1000, at + 9000, unit));
+    records.push_back(span(TraceKind::kAcquire, at - 3000, at - 2000, unit));
+    records.back().detail = 2;  // an evaluation before the step
+    for (std::uint64_t i = 0; i < 20; ++i)
+      records.push_back(span(TraceKind::kCompute, at + 10'000 + i * 45'000 + step % 7919,
+                             at + 40'000 + i * 45'000 + step % 7919, unit + i % 2));
+    for (TraceRecord& record : std::span(records).last(23)) record.step = step;
+  }
+  const TraceFile file = trace_of(std::move(records));
+  std::vector<TraceAnalysis> ranks;
+  ranks.emplace_back(file);
+  const std::string page = html_of(ranks, {});
+  EXPECT_LE(page.size(), 5'000'000u);
+  EXPECT_GE(page.size(), 2'000'000u);  // spans take the room that is left
+  const nlohmann::json rank = data_of(page).at("ranks").at(0);
+  const nlohmann::json& steps = rank.at("steps");
+  ASSERT_EQ(steps.size(), 3000u);
+  EXPECT_EQ(steps.front().at("step"), 1);
+  EXPECT_EQ(steps.back().at("step"), kSteps);
+  EXPECT_TRUE(std::ranges::any_of(steps, [](const auto& step) { return step.at("step") == 777; }));
+  std::uint64_t last = 0, gap = 0;
+  for (const auto& step : steps) {
+    const auto number = step.at("step").get<std::uint64_t>();
+    gap = std::max(gap, number - std::exchange(last, number));
+  }
+  EXPECT_LE(gap, kSteps / 1499 + 1);
+  EXPECT_EQ(rank.at("evaluations").size(), 3000u);
+  const auto head = rank.at("head").get<std::string>();
+  EXPECT_NE(head.find("so that it stays small, this page has 3000 of 20000 steps (the longest, and "
+                      "others at equal distances), 3000 of 19999 evaluations, 500 of 700 rows of "
+                      "waits (the longest)"),
+            std::string::npos)
+      << head;
+}
+
+// Names and ranks are not thinned out like spans: names are left out, too many ranks are refused.
+TEST(Page, OfManyUnitsAndRanksStaysSmall) {
+  constexpr int kUnits = 4000;
+  const auto engine_with = [&](const std::string& first_name) {
+    std::string units;
+    for (int i = 0; i < kUnits; ++i) {
+      const std::string name = fmt::format("{}.{}.<lambda>.{:0>250}", first_name, i / 256, i);
+      units += fmt::format(
+          R"({}{{"name": "{}", "first_block": {}, "blocks": 1, "parameter_bytes": 1,
+             "tensors": [{{"name": "{}.weight"}}]}})",
+          i == 0 ? "" : ",", name, i, name);
+    }
+    return fmt::format(
+        R"({{"processor": "p", "granted_cores": 1, "parameters": 1, "state_bytes": 1,
+            "config": {{"optimizer": {{"overlap": "eager"}}, "run": {{"threads": 1}},
+            "storage": {{"verify": "all"}}}}, "units": [{}],
+            "parameter_tier": [[{}, "nvme"]], "record_tier": [[{}, "nvme"]],
+            "memory": {{"device_bytes": 0, "device_budget_bytes": 0, "host_bytes": 0,
+            "host_budget_bytes": 0, "nvme_bytes": 0, "lane_bytes": 0, "parameter_slots": 0,
+            "parameter_slot_bytes": 0, "gradient_slots": 0, "gradient_slot_bytes": 0,
+            "pools": []}}}})",
+        units, kUnits, kUnits);
+  };
+  const auto page_of = [](const std::vector<std::string>& engines) {
+    std::vector<TraceFile> files;
+    for (std::size_t rank = 0; rank < engines.size(); ++rank) {
+      files.push_back(long_trace(static_cast<std::uint32_t>(rank), 20, 20));
+      files.back().sections["engine"] = engines[rank];
+    }
+    std::vector<TraceAnalysis> ranks;
+    for (const TraceFile& file : files) ranks.emplace_back(file);
+    return html_of(ranks, {});
+  };
+  const std::string page = page_of(std::vector(3, engine_with("model.layers")));
+  EXPECT_LE(page.size(), 2'000'000u);  // the ranks have the same units
+  const nlohmann::json data = data_of(page);
+  const nlohmann::json& first = data.at("ranks").at(0);
+  const nlohmann::json& shown = first.at("units");
+  EXPECT_GT(shown.size(), 2000u);
+  EXPECT_TRUE(shown.at(0).at("tensors").empty());
+  const auto head = first.at("head").get<std::string>();
+  EXPECT_NE(
+      head.find(fmt::format("units without the names of their tensors, the first {} of {} units",
+                            shown.size(), kUnits)),
+      std::string::npos)
+      << head;
+  EXPECT_TRUE(data.at("ranks").at(2).at("units").is_null());
+
+  std::vector<std::string> others;
+  for (int i = 0; i < 6; ++i) others.push_back(engine_with(fmt::format("stages.{}.layers", i)));
+  const std::string message = expect_error(ErrorCode::kInput, [&] { (void)page_of(others); });
+  EXPECT_NE(message.find("give the files of fewer ranks"), std::string::npos) << message;
+}
+
 TEST(Page, OfAShortTraceJoinsNothing) {
   TraceFile file = long_trace(0, 3, 10);
   file.sections["engine"] = R"({"units": "</script><b>"})";
@@ -151,6 +252,26 @@ TEST(Page, OfAShortTraceJoinsNothing) {
   for (const auto& rate : rank.at("bandwidth").at("read"))
     bytes += rate.get<double>() * rank.at("bandwidth").at("bin_us").get<double>() * 1e-6;
   EXPECT_NEAR(bytes, 30 * 4096, 30 * 4096 * 0.01);
+}
+
+// Transfers behind the last step, such as those of a checkpoint, may be quicker than any of a step.
+TEST(Page, BandwidthIsScaledByTheSteps) {
+  TraceFile file = long_trace(0, 3, 10);
+  std::uint64_t end_ns = 0;
+  for (const TraceRecord& record : file.records) end_ns = std::max(end_ns, record.end_ns);
+  file.records.push_back(transfer(TraceKind::kRead, 0, end_ns + 5'000'000, end_ns + 5'000'000,
+                                  end_ns + 6'000'000, end_ns + 6'000'000));
+  file.records.back().size_bytes = 1 << 30;
+  std::vector<TraceAnalysis> ranks;
+  ranks.emplace_back(file);
+  const nlohmann::json bandwidth = data_of(html_of(ranks, {})).at("ranks").at(0).at("bandwidth");
+  const auto rates = bandwidth.at("read").get<std::vector<double>>();
+  const auto behind = static_cast<std::size_t>(static_cast<double>(rates.size()) * 0.8);
+  EXPECT_GT(std::ranges::max(rates), 1e11);
+  EXPECT_EQ(bandwidth.at("most_read").get<double>(),
+            *std::ranges::max_element(rates.begin(),
+                                      rates.begin() + static_cast<std::ptrdiff_t>(behind)));
+  EXPECT_EQ(bandwidth.at("most_written"), 0);
 }
 
 // Steps of these lengths in ms, after one of 100 ms that is left out.
@@ -187,13 +308,17 @@ TEST(Diff, TellsARegressionFromChance) {
 TEST(Diff, ATraceWithoutAStepThatEndedIsRefused) {
   const TraceFile whole = steps_of({10, 11});
   TraceFile none = trace_of({span(TraceKind::kCompute, 0, 1'000'000, 0)});
-  none.path = "none.trace";
-  for (const bool is_first : {true, false}) {
-    const std::string message = expect_error(ErrorCode::kInput, [&] {
-      (void)(is_first ? diff_of(TraceAnalysis(none), TraceAnalysis(whole))
-                      : diff_of(TraceAnalysis(whole), TraceAnalysis(none)));
-    });
-    EXPECT_NE(message.find("\"none.trace\""), std::string::npos) << message;
+  TraceFile killed = trace_of({span(TraceKind::kStep, 0, 1'000'000)});
+  killed.open_step = 1;
+  for (TraceFile* file : {&none, &killed}) {
+    file->path = "none.trace";
+    for (const bool is_first : {true, false}) {
+      const std::string message = expect_error(ErrorCode::kInput, [&] {
+        (void)(is_first ? diff_of(TraceAnalysis(*file), TraceAnalysis(whole))
+                        : diff_of(TraceAnalysis(whole), TraceAnalysis(*file)));
+      });
+      EXPECT_NE(message.find("\"none.trace\""), std::string::npos) << message;
+    }
   }
 }
 

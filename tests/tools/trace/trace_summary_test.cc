@@ -42,6 +42,12 @@ std::vector<TraceRecord> steps_up_to(std::uint64_t last) {
   return records;
 }
 
+nlohmann::json rank_of_page(const std::string& page) {
+  const std::size_t begin = page.find("{\"subjects\"");
+  return nlohmann::json::parse(
+      page.substr(begin, page.find("</script>", begin) - begin))["ranks"][0];
+}
+
 TEST(StorageBytes, LeaveOutWhatAnEvaluationReads) {
   std::vector<TraceRecord> records = steps_up_to(5);
   for (std::uint64_t step = 1; step <= 5; ++step) {
@@ -124,15 +130,67 @@ TEST(Page, LeavesTheCutStepOutOfItsMeans) {
   file.is_complete = false;
   std::vector<TraceAnalysis> ranks;
   ranks.emplace_back(file);
-  const std::string page = html_of(ranks, {});
-  const std::size_t begin = page.find("{\"subjects\"");
-  const auto rank =
-      nlohmann::json::parse(page.substr(begin, page.find("</script>", begin) - begin))["ranks"][0];
-  EXPECT_EQ(rank["steady"], nlohmann::json({1, 3}));
+  const nlohmann::json rank = rank_of_page(html_of(ranks, {}));
+  // The steps 2 and 3, which take a second each.
+  EXPECT_NEAR(rank["split"]["compute"].get<double>(), 100, 1e-9);
+  EXPECT_NEAR(rank["split"]["io"].get<double>(), 100 * 3e-6 / 2, 1e-9);
   ASSERT_EQ(rank["waits"].size(), 1u);
   EXPECT_EQ(rank["waits"][0]["count"], 1);
   EXPECT_EQ(rank["waits"][0]["total_us"], 3);
-  EXPECT_NE(page.find("rank.steps.slice(...rank.steady)"), std::string::npos);
+}
+
+// The only step is cut: there is no step to speak of, but what was at work is known.
+TEST(Summary, OfARunThatWasKilledInItsFirstStepHasNoStep) {
+  TraceFile file = trace_of(steps_up_to(1));
+  file.records.push_back(of_step(wait(TraceReason::kRead, begin_of(1), begin_of(1) + 1000), 1));
+  file.open_step = 1;
+  file.is_complete = false;
+  std::vector<TraceAnalysis> ranks;
+  ranks.emplace_back(file);
+  EXPECT_EQ(means_of(steady_steps(ranks[0])).count, 0u);
+  const std::string text = summary_of(ranks, {});
+  EXPECT_TRUE(text.starts_with("no step ended while it was traced\n")) << text;
+  EXPECT_NE(text.find("which ends in step 1"), std::string::npos) << text;
+  EXPECT_NE(
+      text.find("at work in the 1000.00 ms from the first record to the last: compute 100.0 %, "
+                "waits 0.0 %, storage 0.0 %\n"),
+      std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("mean step"), std::string::npos) << text;
+  const auto json = nlohmann::json::parse(summary_json(ranks, {}))["ranks"][0];
+  EXPECT_EQ(json["steady_steps"]["count"], 0);
+  EXPECT_EQ(json["waits"].size(), 0u);
+  const nlohmann::json rank = rank_of_page(html_of(ranks, {}));
+  EXPECT_NE(rank["head"].get<std::string>().find("1 steps, none of which ended"),
+            std::string::npos);
+  EXPECT_EQ(rank["split"]["compute"], 0);
+  EXPECT_EQ(rank["waits"].size(), 0u);
+  EXPECT_EQ(rank["steps"].size(), 1u);
+}
+
+// It has no steps, but updates, reads and writes.
+TEST(Summary, OfAnOptimizerAloneTellsOfItsUpdates) {
+  std::vector<TraceRecord> records;
+  for (std::uint64_t i = 0; i < 10; ++i) {
+    const std::uint64_t at = 1'000'000 + i * 1'000'000;
+    const auto block = static_cast<std::uint32_t>(i);
+    records.push_back(transfer(TraceKind::kRead, block, at, at, at + 200'000, at + 200'000));
+    records.push_back(span(TraceKind::kAdam, at + 200'000, at + 700'000, block, block));
+    records.back().size_bytes = 1'000'000;
+    records.push_back(transfer(TraceKind::kWrite, block, at + 700'000, at + 700'000, at + 1'000'000,
+                               at + 1'000'000));
+  }
+  const TraceFile file = trace_of(std::move(records));
+  std::vector<TraceAnalysis> ranks;
+  ranks.emplace_back(file);
+  const std::string text = summary_of(ranks, {});
+  EXPECT_NE(
+      text.find("at work in the 10.00 ms from the first record to the last: updates and norms "
+                "50.0 %, storage 50.0 %\n"
+                "10 updates of blocks: 9.54 MiB of state at 2.00 GB/s, 0.500 ms each\n"),
+      std::string::npos)
+      << text;
+  EXPECT_NE(text.find("read drive 0"), std::string::npos) << text;
 }
 
 }  // namespace

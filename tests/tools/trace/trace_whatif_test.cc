@@ -112,6 +112,30 @@ TEST_F(WhatIfTest, UnitsThatStepsAnnounceAreRefused) {
   EXPECT_NE(message.find("are announced"), std::string::npos) << message;
 }
 
+// Settings that no run may have are refused in the engine's words. A factor of an unknown latency
+// would change nothing.
+TEST_F(WhatIfTest, SettingsThatNoRunHasAreRefused) {
+  const TraceFile file = with_steps_of(replayed_s_);
+  const TraceAnalysis analysis(file);
+  const auto said = [&](const TraceAnalysis& of, const char* setting) {
+    return expect_error(ErrorCode::kConfig, [&] { (void)what_if(of, {setting}); });
+  };
+  EXPECT_NE(said(analysis, "policy=eager").find("clip_norm"), std::string::npos);
+  EXPECT_NE(said(analysis, "lanes=100000").find("optimizer.lanes"), std::string::npos);
+  for (const char* setting : {"lanes=0.5", "lanes=3.9", "prefetch_window=0.5"}) {
+    const std::string message = said(analysis, setting);
+    EXPECT_NE(message.find(setting), std::string::npos) << message;
+    EXPECT_NE(message.find("is not a whole number"), std::string::npos) << message;
+  }
+  // Reads and writes of one plane have one size, from which no latency can be told.
+  TraceFile one_plane = file;
+  std::erase_if(one_plane.records, [](const TraceRecord& record) {
+    return record.kind <= TraceKind::kWrite && record.detail == kTraceParameters;
+  });
+  EXPECT_NE(said(TraceAnalysis(one_plane), "nvme.latency=10x").find("does not show the latency"),
+            std::string::npos);
+}
+
 TEST_F(WhatIfTest, StepsThatTookNoTimeAreRefused) {
   const TraceFile file = with_steps_of(0);
   const std::string message =

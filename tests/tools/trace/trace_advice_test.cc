@@ -1,0 +1,72 @@
+// The remedies that are named for waits: they can be applied, and they are for those who waited.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/tools/trace/trace_builder.h"
+#include "tools/trace/trace_summary.h"
+
+namespace sluice::test {
+namespace {
+
+class AdviceTest : public testing::Test {
+ protected:
+  AdviceTest() {
+    engine_.is_known = true;
+    engine_.lanes = 3;
+    engine_.lane_bytes = 1 << 20;
+    engine_.units = {{.name = "u", .parameter_bytes = 2 << 20, .tensors = {}}};
+  }
+
+  std::string advice(StallCause cause, TraceReason reason) const {
+    const TraceFile file = trace_of({span(TraceKind::kStep, 0, 1'000'000),
+                                     transfer(TraceKind::kRead, 0, 0, 100, 200, 300),
+                                     span(TraceKind::kAdam, 300, 400, 0, 0)});
+    const StallGroup group{.cause = cause, .reason = reason, .spans = 1, .total_ns = 1'000'000};
+    return advice_for(group, TraceAnalysis(file), engine_);
+  }
+
+  TracedEngine engine_;
+};
+
+// A run has no more threads than cores, whatever run.threads says.
+TEST_F(AdviceTest, ForAdamNamesThreadsThatTheRunCanHave) {
+  const auto said = [&](unsigned threads, std::uint64_t cores) {
+    engine_.threads = threads;
+    engine_.granted_cores = cores;
+    return advice(StallCause::kAdam, TraceReason::kUpdate);
+  };
+  EXPECT_EQ(said(4, 4),
+            "0.00 Gparam/s on 4 threads, which is all cores that the run has: twice the cores "
+            "would take up to 0.5 ms off a step");
+  EXPECT_EQ(said(2, 16),
+            "0.00 Gparam/s on 2 threads: run.threads 4, of 16 cores, would take up to 0.5 ms off "
+            "a step");
+  EXPECT_EQ(said(3, 4),
+            "0.00 Gparam/s on 3 threads: run.threads 4, of 4 cores, would take up to 0.2 ms off a "
+            "step");
+  engine_ = {};
+  EXPECT_EQ(advice(StallCause::kAdam, TraceReason::kUpdate),
+            "more cores, and run.threads for them");
+}
+
+// A lane of the update reads when it gets a lane: the device window is no help to it.
+TEST_F(AdviceTest, ForReadsNamesTheRoomThatTheyGoTo) {
+  const std::string window = "one more unit in the window needs memory.device +2.00 MiB";
+  const std::string lanes = "optimizer.lanes 3 -> 6 needs memory.host +3.00 MiB";
+  const std::string place = "memory.device + one activation is one more place for them";
+  for (const StallCause cause :
+       {StallCause::kLatePrefetch, StallCause::kLatencyTail, StallCause::kNoBuffer}) {
+    for (const auto& [reason, wanted] : {std::pair(TraceReason::kRead, window),
+                                         {TraceReason::kUpdateRead, lanes},
+                                         {TraceReason::kNone, lanes},  // of the pass
+                                         {TraceReason::kActivation, place}}) {
+      const std::string said = advice(cause, reason);
+      EXPECT_TRUE(said.ends_with(wanted)) << said;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test
