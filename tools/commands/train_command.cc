@@ -116,7 +116,7 @@ class TrainRun {
     if (!device_.missed_gain().empty()) say("{}\n", device_.missed_gain());
     for (const std::string& note : engine_.notes()) say("{}\n", note);
     if (!publisher_.problem().empty()) say("{}\n", publisher_.problem());
-    say("{}", pool_table(engine_, trainer_->activation_bytes(), memory_));
+    say("{}", pool_table(engine_, config_.engine, trainer_->activation_bytes(), memory_));
     if (config_.micro_batches > 1) {
       Config engine = config_.engine;
       engine.memory.device_bytes = engine_.placement().device_budget_bytes;
@@ -167,7 +167,7 @@ class TrainRun {
 
   // Nothing can be refused any more: files that grow get their names, in place of older files.
   void accept() {
-    log_.begin(steps_ended_);
+    log_.begin(checkpoints_.is_from_another_run() ? 0 : steps_ended_);
     watch_.begin();
     defer_interrupts(
         "sluice: ending after this step; a second signal ends at once, without saving\n");

@@ -88,8 +88,10 @@ class BadFiles(CliCase):
 
     def test_text_is_a_folder_or_a_pipe(self):
         os.mkfifo(self.path("pipe"))
+        self.write_tokenizer()
         for name in ("storage", "pipe"):
             self.assertIn("not a regular file", self.fail_train(2, {"data.file": name}))
+            self.assertIn("not a regular file", self.fail_train(2, {"data.file": name, "model.vocabulary": 258}, "--tokenizer", "tokenizer.json"))
 
     def test_text_unreadable(self):
         prefix = as_ordinary_user(self)

@@ -114,6 +114,18 @@ class Checkpoints(CliCase):
         self.assertEqual(self.read_json("run.json")["state_sha256"], expected)
         self.assert_last_two_are_kept()
 
+    def test_a_run_from_elsewhere_has_a_log_of_its_own(self):
+        """The rows of another run are not kept as steps of this one; those of the run itself are, when it goes on."""
+        values = {**BASE, "run.steps": 3}
+        self.train(values, "--checkpoint", "first", "--csv", "run.csv", "--json-lines", "run.jsonl")
+        from_there = ("--resume-from", "first", "--checkpoint", "second", "--csv", "run.csv", "--json-lines", "run.jsonl")
+        for steps, words in ((5, ()), (7, ("--resume",))):
+            self.train({**values, "run.steps": steps}, *from_there, *words)
+            with open(self.path("run.csv"), encoding="ascii") as file:
+                self.assertEqual([row.split(",")[0] for row in file], ["step", *map(str, range(4, steps + 1))])
+            with open(self.path("run.jsonl"), encoding="ascii") as file:
+                self.assertEqual([json.loads(row)["step"] for row in file], list(range(4, steps + 1)))
+
     def test_a_run_begins_with_a_checkpoint_from_elsewhere(self):
         values = {**BASE, "precision.parameters": "fp32", "precision.gradients": "fp32", "optimizer.schedule_steps": STEPS}
         whole = self.train(values, "--checkpoint", "whole")["state_sha256"]

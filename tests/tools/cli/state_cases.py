@@ -67,6 +67,7 @@ class DurableStores(CliCase):
         self.assertEqual(self.files("*.data*"), [])
         done = self.run_sluice("train", self.write_config({**BASE, "run.steps": 3}), "--resume")
         self.assertIn("beginning anew: there is no store \"run-7\" in storage yet", done.stdout)
+        self.assertRegex(done.stdout, r'nvme += sum .* in the files of the store "run-7", which stay\n')
         before = {name: os.stat(name).st_mtime_ns for name in self.files("*.[dc]*")}
         self.assertIn("holds the state of step 3 already; go on from it with --resume", self.fail_train(2, BASE))
         for values, words in (({"run.seed": 8}, ("run.seed was 7 and is 8", "--accept-config")),

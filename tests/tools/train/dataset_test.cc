@@ -207,6 +207,25 @@ TEST_F(DatasetTest, NeverTrainsOnTheValidationPart) {
   }
 }
 
+// Counts of pairs are made at the end of a run, of a file that another program may have written to.
+TEST_F(DatasetTest, TokensThatBecameTooLargeAreRefused) {
+  write_counting(200);
+  const Dataset dataset(config_);
+  const std::vector<TokenBatch> batches = dataset.validation_batches(2);
+  const auto never = [] { return false; };
+  EXPECT_TRUE(dataset.bigram_cross_entropy_until(never, batches));
+  std::fstream file(config_.data_file, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(2 * 17);
+  file.write("\xff\xff", 2);
+  file.close();
+  const std::string message = expect_error(
+      ErrorCode::kInput, [&] { (void)dataset.bigram_cross_entropy_until(never, batches); });
+  EXPECT_NE(message.find("token 17 is 65535, but model.vocabulary is 200, and it was less at the "
+                         "start; the file was changed meanwhile"),
+            std::string::npos)
+      << message;
+}
+
 TEST_F(DatasetTest, BatchesFollowFromSeedStepAndMicroBatch) {
   write_counting(2000);
   config_.seed = 3;

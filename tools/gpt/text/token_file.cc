@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <optional>
@@ -61,6 +62,8 @@ TokenHeader header_of(const TokenFileKind& kind, std::uint64_t tokens, const Tex
 }
 
 std::optional<TokenHeader> read_header(const std::string& path) {
+  std::error_code ignored;  // opening a pipe without a writer would wait forever
+  if (!std::filesystem::is_regular_file(path, ignored)) return std::nullopt;
   TokenHeader words{};
   std::ifstream file(path, std::ios::binary);
   file.read(reinterpret_cast<char*>(words.data()), sizeof words);

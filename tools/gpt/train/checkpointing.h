@@ -79,6 +79,9 @@ class Checkpointing {
   // - The required state is missing or unreadable.
   // - The state belongs to another model, config or text.
   std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
+  // Returns whether resume() has begun a new run with the state of --resume-from. The steps of this
+  // state are steps of another run.
+  bool is_from_another_run() const { return !from_.empty(); }
   // Returns the options for the step with the number `steps`. The steps of the run are counted from
   // 1. If there is a store, the options contain the application text for the commit.
   FinishOptions finish_options(std::uint64_t steps) const;

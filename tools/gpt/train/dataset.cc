@@ -204,6 +204,12 @@ std::optional<double> Dataset::bigram_cross_entropy_until(
     // One more than a piece: its last token is the first of a pair, too.
     const auto tokens = read_tokens(first, std::min(kPieceTokens + 1, training_tokens_ - first));
     for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
+      if (tokens[i] >= firsts.size())
+        fail(
+            config_.data_file,
+            fmt::format("token {} is {}, but model.vocabulary is {}, and it was less at the start; "
+                        "the file was changed meanwhile",
+                        first + i, tokens[i], firsts.size()));
       ++firsts[tokens[i]];
       if (const auto pair = pairs.find(pair_of(tokens[i], tokens[i + 1])); pair != pairs.end())
         ++pair->second;

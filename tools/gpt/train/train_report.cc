@@ -71,6 +71,17 @@ nlohmann::ordered_json limits_json(const RunRecord& run) {
           {"norm_parameters_per_second", rates.norm_parameters_per_second}};
 }
 
+// A store's files are there after the run. Gradients and activations are beside them.
+std::string storage_files_text(const Placement& placement, const std::string& store) {
+  if (store.empty()) return "in scratch files without a name";
+  const std::uint64_t scratch_bytes =
+      placement.nvme_gradient_bytes + placement.nvme_activation_bytes;
+  return fmt::format("in the files of the store \"{}\", which stay{}", store,
+                     scratch_bytes == 0 ? ""
+                                        : fmt::format("; {} of it in scratch files without a name",
+                                                      format_bytes(scratch_bytes)));
+}
+
 std::string duration_text(double duration_s) {
   const auto whole = static_cast<std::uint64_t>(duration_s);
   return whole >= 3600 ? fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60)
@@ -208,7 +219,7 @@ std::string copy_report(const RunRecord& run) {
       format_bytes(sum.update_bytes / steps));
 }
 
-std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
+std::string pool_table(const Engine& engine, const Config& config, std::uint64_t activation_bytes,
                        const HostMemory& memory) {
   const Placement& placement = engine.placement();
   std::string table = fmt::format("{:<8}{:<24}{:>10}  {}\n", "tier", "pool", "size", "what for");
@@ -232,7 +243,8 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
     tier = pool.tier;
     if (pool.size_bytes != 0) row(name_of(pool.tier), pool.name, pool.size_bytes, pool.reason);
   }
-  row(name_of(Tier::kNvme), "= sum", placement.nvme_bytes(), "in scratch files without a name");
+  row(name_of(Tier::kNvme), "= sum", placement.nvme_bytes(),
+      storage_files_text(placement, config.storage.state.name));
   const auto files = engine.storage_files();
   for (const DirectFile& file : files) {
     if (files.size() > 1) row(name_of(Tier::kNvme), "of these", file.size_bytes(), file.name());

@@ -60,8 +60,9 @@ StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std:
                      double time_s, std::uint32_t ranks, double peak_flops);
 
 // Returns a table of the pools on every tier. The table says what each pool is for, and compares
-// the sum of each tier with the tier's budget.
-std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
+// the sum of each tier with the tier's budget. The table also says whether the files on storage
+// stay after the run. `config` must be the engine's config.
+std::string pool_table(const Engine& engine, const Config& config, std::uint64_t activation_bytes,
                        const HostMemory& memory);
 
 // Returns a text about the share of each library in the multiply-adds. The text is empty on a GPU.
