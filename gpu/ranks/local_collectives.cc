@@ -125,6 +125,9 @@ class LocalWorld::Meetings {
     const bool came =
         changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
                           [&] { return count == group.size() || failure_ || left(); });
+    // Behind the last phase no rank needs another's memory: a rank that has failed since then
+    // has failed in something else.
+    if (count == group.size() && phase + 1 == kPhases) return;
     throw_if_failed(lock);
     if (count == group.size()) return;
     if (came)
