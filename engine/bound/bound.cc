@@ -21,6 +21,8 @@ void add_storage(const StepShape& shape, std::uint64_t read_bytes, std::uint64_t
            shape.rates.read_bytes_per_second);
   add_busy(cost, is_half ? Resource::kStorage : Resource::kStorageWrite, write_bytes,
            shape.rates.write_bytes_per_second);
+  add_busy(cost, Resource::kHostMemory, read_bytes + write_bytes,
+           shape.rates.host_memory_bytes_per_second);
   cost.traffic.nvme_read_bytes += read_bytes;
   cost.traffic.nvme_write_bytes += write_bytes;
 }
@@ -35,6 +37,11 @@ void add_late_units(const StepShape& shape, StepCost& cost) {
     add_busy(cost, Resource::kCpu,
              late.missed_updates * shape.layout.unit(late.unit).shard_elements,
              shape.rates.adam_parameters_per_second);
+    // A unit makes up for all missed updates of a block at once, while the block is in a cache.
+    add_busy(cost, Resource::kHostMemory,
+             shape.layout.unit(late.unit).shard_elements *
+                 static_cast<std::uint64_t>(update_bytes_per_element(shape.layout.format())),
+             shape.rates.host_memory_bytes_per_second);
   }
   cost.step_s = std::max(cost.step_s, std::ranges::max(cost.busy_s));
 }
@@ -44,6 +51,8 @@ void add_activations(const StepShape& shape, StepCost& cost) {
   const ActivationPlan& plan = *shape.activations;
   add_busy(cost, Resource::kCopyUp, plan.fetched_bytes, shape.rates.up_bytes_per_second);
   add_busy(cost, Resource::kCopyDown, plan.stored_bytes, shape.rates.down_bytes_per_second);
+  add_busy(cost, Resource::kHostMemory, plan.fetched_bytes + plan.stored_bytes,
+           shape.rates.host_memory_bytes_per_second);
   if (shape.placement.nvme_activation_bytes != 0)
     add_storage(shape, plan.fetched_bytes, plan.stored_bytes, cost);
   cost.traffic.activation_in_bytes = plan.fetched_bytes;
@@ -59,6 +68,7 @@ StepCost bound_step(const StepShape& shape, OverlapPolicy policy) {
       gradient_spill_bytes(shape.layout, shape.placement, shape.schedule);
   add_late_units(shape, cost);
   add_activations(shape, cost);
+  cost.step_s = std::max(cost.step_s, cost.busy(Resource::kHostMemory));
   return cost;
 }
 

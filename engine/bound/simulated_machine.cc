@@ -54,6 +54,7 @@ double ticks_per_second(const StepShape& shape, std::uint64_t steps) {
 SimulatedMachine::SimulatedMachine(const StepShape& shape, std::uint64_t steps,
                                    std::function<void(const SimulatedJob&)> on_end)
     : rates_(shape.rates),
+      format_(shape.layout.format()),
       ticks_per_s_(ticks_per_second(shape, steps)),
       on_end_(std::move(on_end)),
       cache_(rates_.write_cache_bytes, rates_.write_bytes_per_second) {}
@@ -64,12 +65,14 @@ std::int64_t SimulatedMachine::as_ticks(double seconds) const {
 
 void SimulatedMachine::read(const SimulatedJob& job, std::uint64_t size_bytes) {
   traffic_.nvme_read_bytes += size_bytes;
+  host_memory_bytes_ += static_cast<double>(size_bytes);
   submit(rates_.duplex == Duplex::kHalf ? Resource::kStorage : Resource::kStorageRead, job,
          static_cast<double>(size_bytes), rates_.read_bytes_per_second, rates_.latency_s);
 }
 
 void SimulatedMachine::write(const SimulatedJob& job, std::uint64_t size_bytes) {
   traffic_.nvme_write_bytes += size_bytes;
+  host_memory_bytes_ += static_cast<double>(size_bytes);
   if (cache_.exists()) {
     Line& line = write_line();
     if (!line.is_busy && line.waiting.empty()) end_idleness(line);
@@ -94,10 +97,12 @@ void SimulatedMachine::flush(const SimulatedJob& job, double duration_s) {
 }
 
 void SimulatedMachine::copy_up(const SimulatedJob& job, std::uint64_t size_bytes) {
+  host_memory_bytes_ += static_cast<double>(size_bytes);
   submit(Resource::kCopyUp, job, static_cast<double>(size_bytes), rates_.up_bytes_per_second);
 }
 
 void SimulatedMachine::copy_down(const SimulatedJob& job, std::uint64_t size_bytes) {
+  host_memory_bytes_ += static_cast<double>(size_bytes);
   submit(Resource::kCopyDown, job, static_cast<double>(size_bytes), rates_.down_bytes_per_second);
 }
 
@@ -105,12 +110,16 @@ void SimulatedMachine::compute(const SimulatedJob& job, double duration_s) {
   submit(Resource::kCompute, job, duration_s, 1);
 }
 
+// A norm reads what has just arrived, often from a cache. An addition reads and writes the sum.
 void SimulatedMachine::norm(const SimulatedJob& job, std::uint64_t element_count) {
+  if (job.task == SimulatedTask::kAccumulate)
+    host_memory_bytes_ += 2.0 * static_cast<double>(element_count * format_.gradient_bytes());
   submit(Resource::kCpu, job, static_cast<double>(element_count),
          rates_.norm_parameters_per_second);
 }
 
 void SimulatedMachine::adam(const SimulatedJob& job, std::uint64_t element_count) {
+  host_memory_bytes_ += static_cast<double>(element_count) * update_bytes_per_element(format_);
   submit(Resource::kCpu, job, static_cast<double>(element_count),
          rates_.adam_parameters_per_second);
 }
@@ -233,6 +242,9 @@ StepCost SimulatedMachine::account() const {
   StepCost cost{.step_s = static_cast<double>(now_ticks_) / ticks_per_s_, .traffic = traffic_};
   for (std::size_t i = 0; i < kResourceCount; ++i)
     cost.busy_s[i] = static_cast<double>(lines_[i].busy_ticks) / ticks_per_s_;
+  if (rates_.host_memory_bytes_per_second > 0)
+    cost.busy_s[static_cast<std::size_t>(Resource::kHostMemory)] =
+        host_memory_bytes_ / rates_.host_memory_bytes_per_second;
   return cost;
 }
 

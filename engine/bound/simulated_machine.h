@@ -4,6 +4,9 @@
 // job with the lowest rank is served first. The order of jobs depends only on the ranks of the
 // jobs. So equal times always give equal schedules.
 //
+// The bandwidth of host memory is no line of jobs: many jobs draw on it at once. The machine only
+// counts the bytes. A step takes at least as long as host memory takes for them (step_cost.h).
+//
 // Times are whole numbers of ticks, so that sums of times have no rounding errors. A tick is a
 // nanosecond. A tick is longer than a nanosecond only if the steps take years.
 //
@@ -133,6 +136,7 @@ class SimulatedMachine {
   void enter(std::int64_t time_ticks, const SimulatedJob& job);
 
   const Rates& rates_;
+  const StateFormat format_;
   const double ticks_per_s_;
   std::function<void(const SimulatedJob&)> on_end_;
   WriteCacheModel cache_;
@@ -142,6 +146,7 @@ class SimulatedMachine {
   std::int64_t now_ticks_ = 0;
   std::uint64_t entered_ = 0;
   Traffic traffic_;
+  double host_memory_bytes_ = 0;  // that host memory has read and written
 };
 
 }  // namespace sluice

@@ -15,8 +15,13 @@ std::string_view name_of(Resource resource) {
     case Resource::kCpu: return "optimizer";
     case Resource::kDeviceUpdate: return "optimizer on the device";
     case Resource::kLinks: return "links between ranks";
+    case Resource::kHostMemory: return "host memory";
   }
   return "unknown";
+}
+
+double update_bytes_per_element(const StateFormat& format) {
+  return 2 * format.state_bytes_per_element() + static_cast<double>(format.gradient_bytes());
 }
 
 Resource StepCost::scarcest() const {

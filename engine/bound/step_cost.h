@@ -34,7 +34,9 @@ struct Rates {
   double link_bytes_per_second = 0;              // between ranks, each way
   double norm_parameters_per_second = 0;         // gradient norms, and additions of micro-batches
   double device_adam_parameters_per_second = 0;  // for state at home on the device
-  std::vector<UnitTime> units;                   // by unit
+  // Bytes that host memory reads and writes, for the cores, the copies and the drives together.
+  double host_memory_bytes_per_second = 0;
+  std::vector<UnitTime> units;  // by unit
 };
 
 enum class Resource : std::uint8_t {
@@ -47,8 +49,11 @@ enum class Resource : std::uint8_t {
   kCpu,           // Adam, norms and additions
   kDeviceUpdate,  // overlaps computation as far as the memory's rate allows
   kLinks,         // between ranks; only in plans
+  // The bandwidth of host memory. Updates, norms, copies and storage draw on it at the same time,
+  // each at a rate that it reaches alone.
+  kHostMemory,
 };
-inline constexpr std::size_t kResourceCount = 9;
+inline constexpr std::size_t kResourceCount = 10;
 
 std::string_view name_of(Resource resource);
 
@@ -68,6 +73,9 @@ struct LateUnit {
   UnitId unit{};
   std::uint32_t missed_updates = 0;
 };
+
+// The bytes of host memory that the update of one element reads and writes.
+double update_bytes_per_element(const StateFormat& format);
 
 // The inputs of the bounds. All members must outlive the call.
 struct StepShape {

@@ -221,4 +221,25 @@ BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
   return result;
 }
 
+struct UpdateMoves::Work {
+  CpuOptimizer optimizer;
+  Arrays arrays;
+};
+
+UpdateMoves::UpdateMoves(const BenchCase& state, std::uint64_t parameters, unsigned threads)
+    : work_(new Work{.optimizer = CpuOptimizer(threads),
+                     .arrays = Arrays(state, parameters + 1, BenchOptions{})}) {
+  WorkerArena arena(threads);
+  work_->arrays.fill(arena);
+}
+
+UpdateMoves::~UpdateMoves() = default;
+
+std::uint64_t UpdateMoves::move() {
+  const UpdateArrays view = work_->arrays.view();
+  work_->optimizer.move_like_update(view);
+  const UpdateBytes bytes = bytes_per_element(view);
+  return view.element_count * (bytes.read + bytes.write);
+}
+
 }  // namespace sluice

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -69,5 +70,21 @@ struct BenchOptions {
 // numbered from 0.
 BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
                        const std::function<void(unsigned)>& progress);
+
+// Moves the bytes of updates again and again, without arithmetic, to load host memory beside other
+// work. Thread rule: one thread at a time.
+class UpdateMoves {
+ public:
+  UpdateMoves(const BenchCase& state, std::uint64_t parameters, unsigned threads);
+  ~UpdateMoves();
+
+  // Moves once what an update of all parameters moves. Returns the bytes read plus the bytes
+  // written.
+  std::uint64_t move();
+
+ private:
+  struct Work;
+  std::unique_ptr<Work> work_;
+};
 
 }  // namespace sluice

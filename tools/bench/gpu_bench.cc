@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <fstream>
 
 #include <sluice/error.h>
@@ -12,7 +11,6 @@
 #include "engine/bound/bound.h"
 #include "engine/bound/planned_step.h"
 #include "engine/store/storage_queue.h"
-#include "gpu/device/copy_runs.h"
 #include "tools/bench/io_bench.h"
 #include "tools/gpt/model/counter_random.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -26,108 +24,12 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Page-locked host memory. `device` must outlive it.
-class LockedMemory {
- public:
-  LockedMemory(Device& device, std::uint64_t size_bytes)
-      : device_(device), buffer_(size_bytes, "a benchmark") {
-    device_.register_host_memory(buffer_.span());
-  }
-  LockedMemory(const LockedMemory&) = delete;
-  LockedMemory& operator=(const LockedMemory&) = delete;
-  ~LockedMemory() { device_.unregister_host_memory(buffer_.span()); }
-
-  std::byte* data() const { return buffer_.data(); }
-
- private:
-  Device& device_;
-  AlignedBuffer buffer_;
-};
-
-// One direction of the link, as the engine drives it: the blocks of a unit join where they lie
-// together, and a record and a report follow the unit.
-class Way {
- public:
-  Way(Device& device, const char* name)
-      : device_(device),
-        stream_(device, name, StreamPriority::kHigh),
-        copied_(device),
-        runs_(device, stream_.id()) {}
-
-  void copy_unit(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
-    for (std::uint64_t begin = 0; begin < size_bytes; begin += kBlockBytes)
-      runs_.add(target + begin, source + begin, std::min(kBlockBytes, size_bytes - begin));
-    runs_.flush();
-    device_.notify(stream_.id(), [] {});
-    device_.record(copied_.id(), stream_.id());
-  }
-  void synchronize() { device_.synchronize(stream_.id()); }
-
- private:
-  // The default block, storage.block_elements of bf16.
-  static constexpr std::uint64_t kBlockBytes = 2_MiB;
-
-  Device& device_;
-  Stream stream_;
-  Event copied_;
-  CopyRuns runs_;
-};
-
-double device_copies_s(Device& device, const PlainCopy& ends, const CopyBenchOptions& options) {
-  Way up(device, "up");
-  Way down(device, "down");
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::uint64_t offset = 0; offset < options.size_bytes; offset += options.unit_bytes) {
-    const std::uint64_t bytes = std::min(options.unit_bytes, options.size_bytes - offset);
-    if (ends.host_up != nullptr)
-      up.copy_unit(ends.device_up + offset, ends.host_up + offset, bytes);
-    if (ends.host_down != nullptr)
-      down.copy_unit(ends.host_down + offset, ends.device_down + offset, bytes);
-  }
-  up.synchronize();
-  down.synchronize();
-  return seconds_since(begin);
-}
-
 }  // namespace
 
 GpuSpread gpu_spread(std::vector<double> values) {
   SLUICE_CHECK(!values.empty(), "a spread of something");
   std::sort(values.begin(), values.end());
   return {.median = values[values.size() / 2], .least = values.front(), .most = values.back()};
-}
-
-std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& options,
-                                    const PlainCopies& plain) {
-  const LockedMemory host_up(device, options.size_bytes);
-  const LockedMemory host_down(device, options.size_bytes);
-  const DeviceBuffer device_up(device, options.size_bytes, "a benchmark's copies up");
-  const DeviceBuffer device_down(device, options.size_bytes, "a benchmark's copies down");
-  const PlainCopy both{.host_up = host_up.data(),
-                       .device_up = device_up.data(),
-                       .host_down = host_down.data(),
-                       .device_down = device_down.data()};
-  const PlainCopy up{.host_up = both.host_up, .device_up = both.device_up};
-  const PlainCopy down{.host_down = both.host_down, .device_down = both.device_down};
-  std::vector<CopyBench> results;
-  for (const auto& [name, ends] : {std::pair{"up", up}, {"down", down}, {"both", both}}) {
-    const double ways = std::strcmp(name, "both") == 0 ? 2 : 1;
-    const double gigabytes = ways * static_cast<double>(options.size_bytes) * 1e-9;
-    std::vector<double> rates;
-    std::vector<double> plain_rates;
-    std::vector<double> percents;
-    (void)device_copies_s(device, ends, options);
-    for (unsigned round = 0; round < options.rounds; ++round) {
-      rates.push_back(gigabytes / device_copies_s(device, ends, options));
-      plain_rates.push_back(gigabytes / plain(ends));
-      percents.push_back(100 * rates.back() / plain_rates.back());
-    }
-    results.push_back({.direction = name,
-                       .gb_per_s = gpu_spread(rates),
-                       .plain_gb_per_s = gpu_spread(plain_rates),
-                       .percent = gpu_spread(percents)});
-  }
-  return results;
 }
 
 AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_t parameters,

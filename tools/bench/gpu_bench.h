@@ -53,6 +53,15 @@ using PlainCopies = std::function<double(const PlainCopy& ends)>;
 std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& options,
                                     const PlainCopies& plain);
 
+// The rates at which host memory serves copies in both directions and the processor at once.
+struct HostMemoryBench {
+  GpuSpread gb_per_s;       // both together
+  GpuSpread copy_gb_per_s;  // the copies' part, up plus down
+};
+// `move` loads host memory by the processor, and returns how many bytes it has read and written.
+HostMemoryBench bench_host_memory(Device& device, const CopyBenchOptions& options,
+                                  const std::function<std::uint64_t()>& move);
+
 // The bytes that AdamW reads and writes per parameter. Parameters and gradients are bf16, and the
 // master is split. AdamW reads the parameter, the low half of the master, both moments and the
 // gradient. AdamW writes the same values, except the gradient.

@@ -112,6 +112,20 @@ Json measure_adam(CudaDevice& device, Rates& rates) {
           {"percent_of_copy", json_of(adam.percent)}};
 }
 
+// Updates on all cores beside copies both ways: what of them memory can serve at once.
+Json measure_host_memory(CudaDevice& device, Rates& rates) {
+  UpdateMoves moves(kBenchCases[1], 1 << 26, topology().granted_cores);
+  const HostMemoryBench memory =
+      bench_host_memory(device, {.size_bytes = 1_GiB, .unit_bytes = 16_MiB, .rounds = 3},
+                        [&] { return moves.move(); });
+  say("host memory  {:6.1f} GB/s ({:.1f} to {:.1f}), of updates and copies at once; copies "
+      "{:.1f}\n",
+      memory.gb_per_s.median, memory.gb_per_s.least, memory.gb_per_s.most,
+      memory.copy_gb_per_s.median);
+  rates.host_memory_bytes_per_second = 1e9 * memory.gb_per_s.median;
+  return {{"gb_per_s", json_of(memory.gb_per_s)}, {"copy_gb_per_s", json_of(memory.copy_gb_per_s)}};
+}
+
 // The processor's rate; it updates the state that the engine keeps.
 double cpu_adam_parameters_per_s() {
   const BenchResult adam = bench_adam(
@@ -234,6 +248,7 @@ int run_bench_gpu(const BenchGpuOptions& options) {
     root["adam"] = measure_adam(*device, rates);
     rates.adam_parameters_per_second = cpu_adam_parameters_per_s();
     root["cpu_adam_parameters_per_s"] = rates.adam_parameters_per_second;
+    root["host_memory"] = measure_host_memory(*device, rates);
     measure_drive(options.path, 2_GiB, rates);
     say("drive {:.2f} GB/s reading, {:.2f} writing, {} duplex\n",
         rates.read_bytes_per_second * 1e-9, rates.write_bytes_per_second * 1e-9,

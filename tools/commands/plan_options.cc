@@ -70,6 +70,7 @@ void add_rates(CLI::App* plan, PlanOptions& options) {
       ->check(CLI::IsMember({"full", "half"}));
   add_size("--link-rate", rates.link, "A rank's link to the other ranks, each way");
   add_size("--copy-rate", rates.copy, "Copies to and from the device, each way");
+  add_size("--host-memory-rate", rates.host_memory, "Host memory, reading plus writing");
   add_rate("--adam-rate", rates.adam, "Parameters that Adam updates per second (such as 2e9)");
   add_rate("--device-adam-rate", rates.device_adam,
            "Parameters per second that the device updates, for state at home there");

@@ -66,6 +66,7 @@ struct RateSources {
   std::string adam = "assumed";
   std::string device_adam = "assumed";
   std::string flops = "assumed";
+  std::string host_memory;  // empty = its rate is not known, and it takes no time
   // One thread of the host, in parameters a second, and its origin.
   double thread_adam = kAssumedThreadAdam;
   std::string thread = "assumed, a thread of the host";
@@ -174,6 +175,12 @@ void take_gpu_file(const PlanRateOptions& options, const StateFormat& format, Pl
           measured(document.at("cpu_adam_parameters_per_s").get<double>());
       sources.adam = kMeasured;
     }
+    // Files of older versions have none.
+    if (document.contains("host_memory")) {
+      rates.host_memory_bytes_per_second =
+          1e9 * measured(document.at("host_memory").at("gb_per_s").at("median").get<double>());
+      sources.host_memory = kMeasured;
+    }
     if (document.contains("drive")) {
       const nlohmann::json& drive = document.at("drive");
       rates.read_bytes_per_second = measured(drive.at("read_bytes_per_second").get<double>());
@@ -252,6 +259,9 @@ RateSources take_rates(const PlanRateOptions& options, const StateFormat& format
   if (options.device_adam)
     state(rates.device_adam_parameters_per_second, sources.device_adam,
           positive(*options.device_adam, "--device-adam-rate"));
+  if (!options.host_memory.empty())
+    state(rates.host_memory_bytes_per_second, sources.host_memory,
+          size_rate(options.host_memory, "--host-memory-rate"));
   if (options.flops) state(plan.flops, sources.flops, positive(*options.flops, "--flops"));
   return sources;
 }
@@ -263,7 +273,7 @@ std::string gigabytes(double rate) {
 std::vector<std::string> lines_of(const PlanRates& plan, const RateSources& sources) {
   const Rates& rates = plan.rates;
   const bool is_equal = rates.up_bytes_per_second == rates.down_bytes_per_second;
-  return {
+  std::vector<std::string> lines = {
       fmt::format("storage reads   {:>14}  {}", gigabytes(rates.read_bytes_per_second),
                   sources.read),
       fmt::format("storage writes  {:>14}  {}, {} duplex", gigabytes(rates.write_bytes_per_second),
@@ -277,12 +287,18 @@ std::vector<std::string> lines_of(const PlanRates& plan, const RateSources& sour
                   rates.device_adam_parameters_per_second * 1e-9, sources.device_adam),
       fmt::format("computation     {:>7.{}f} Tflop/s  {}", plan.flops * 1e-12,
                   plan.flops < 1e12 ? 2 : 1, sources.flops)};
+  if (!sources.host_memory.empty())
+    lines.push_back(fmt::format("host memory     {:>14}  {}",
+                                gigabytes(rates.host_memory_bytes_per_second),
+                                sources.host_memory));
+  return lines;
 }
 
 void share(std::uint32_t ranks, Rates& rates) {
   rates.read_bytes_per_second /= ranks;
   rates.write_bytes_per_second /= ranks;
   rates.adam_parameters_per_second /= ranks;
+  rates.host_memory_bytes_per_second /= ranks;
 }
 
 }  // namespace
@@ -346,8 +362,9 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
       rates.adam_parameters_per_second * (2 * state_bytes + gradient_bytes) / gradient_bytes;
   plan.sources = lines_of(plan, sources);
   if (options.sharing_ranks > 1)
-    plan.sources.push_back(fmt::format(
-        "of a host's drives and cores, each of {} ranks has this share", options.sharing_ranks));
+    plan.sources.push_back(
+        fmt::format("of a host's drives, cores and memory, each of {} ranks has this share",
+                    options.sharing_ranks));
   if (!options.link.empty())
     plan.sources.push_back(fmt::format("link to ranks   {:>14}  stated, each way",
                                        gigabytes(rates.link_bytes_per_second)));

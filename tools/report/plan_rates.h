@@ -26,10 +26,13 @@ struct PlanRateOptions {
   // The texts of the options. Each text is a size, such as 2GB, or a number, such as "2e9". The
   // unit is bytes per second.
   std::string read, write, copy;  // empty = not stated
-  std::string link;               // a rank's link to other ranks; empty = transfers take no time
-  std::string drives;             // for drive_set(); empty = none
-  std::string duplex;             // "full", "half"
-  std::optional<double> adam;     // parameters per second of the CPU
+  // The rate of host memory, reading and writing together. If empty, host memory takes no time,
+  // unless `gpu_file` has its rate.
+  std::string host_memory;
+  std::string link;            // a rank's link to other ranks; empty = transfers take no time
+  std::string drives;          // for drive_set(); empty = none
+  std::string duplex;          // "full", "half"
+  std::optional<double> adam;  // parameters per second of the CPU
   std::optional<double> device_adam;
   std::optional<double> flops;        // the rate that the device reaches in practice
   std::optional<double> sheet_flops;  // assumed rate, a part of the data sheet's rate

@@ -130,8 +130,12 @@ TunePrediction RunModel::predicted(TrainConfig config) const {
   machine_.set_storage_rates_for(request_bytes, config.engine.storage.queue_depth, request.rates);
   const StepCost cost = planning.step_of(planned.placement, planned.policy, planning.rates());
   double hidden_s = 0;
-  for (std::size_t i = 0; i < kResourceCount; ++i)
-    if (static_cast<Resource>(i) != Resource::kCompute) hidden_s += cost.busy_s[i];
+  for (std::size_t i = 0; i < kResourceCount; ++i) {
+    const auto resource = static_cast<Resource>(i);
+    // All work on host memory occupies another resource, too.
+    if (resource != Resource::kCompute && resource != Resource::kHostMemory)
+      hidden_s += cost.busy_s[i];
+  }
   const double share = is_on_host_ ? kHiddenShareOfHost : kHiddenShare;
   return {.step_s = cost.step_s,
           .rank_s = cost.step_s + share * hidden_s,

@@ -93,6 +93,7 @@ TEST(AnnouncedBound, AnnouncedUsesAreUsesOfTheStep) {
 TEST(AnnouncedBound, LateUnitsMakeUpForWhatTheyMissed) {
   BoundModel model({2, 1, 3}, 4);
   set_rates(model);
+  model.rates.host_memory_bytes_per_second = 100e9;
   model.spec.units[2].is_announced = true;
   model.spec.forward_order = {UnitId{0}, UnitId{1}};
   model.spec.backward_order = {UnitId{1}, UnitId{0}};
@@ -115,6 +116,9 @@ TEST(AnnouncedBound, LateUnitsMakeUpForWhatTheyMissed) {
               known.traffic.nvme_write_bytes + 3 * (kParameterBytes + kRecordBytes));
     EXPECT_NEAR(late.busy(Resource::kCpu) - known.busy(Resource::kCpu),
                 7 * 3 * kBlockElements / 1e9, 1e-12);
+    EXPECT_NEAR(late.busy(Resource::kHostMemory) - known.busy(Resource::kHostMemory),
+                (3 * (kParameterBytes + 2 * kRecordBytes) + 3 * 26 * kBlockElements) / 100e9, 1e-12)
+        << "storage, and one update: 14 bytes read and 12 written for an element";
     EXPECT_NEAR(late.busy(Resource::kStorageWrite),
                 known.busy(Resource::kStorageWrite) + 3 * (kParameterBytes + kRecordBytes) / 1e9,
                 1e-12);

@@ -119,6 +119,53 @@ TEST(Bound, ParametersOnTheDeviceTravelForTheirUpdate) {
   EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 0.008, kTiny);
 }
 
+// Host memory takes 1 ms for the bf16 parameters of one block, of which the record is five times as
+// much. Nothing else takes long, and all of it shares the memory.
+TEST(Bound, HostMemoryServesUpdatesCopiesAndStorageTogether) {
+  Model model(std::vector<int>(8, 1));
+  model.rates.host_memory_bytes_per_second = kParameterBytes / 0.001;
+  model.set_compute(1e-6, 1e-6);
+  model.set_tiers(Tier::kDevice, Tier::kHost);
+  model.window =
+      plan_window(model.schedule, window_unit_bytes(model.layout, model.placement), 0, 1);
+  for (const OverlapPolicy policy : kPolicies) {
+    // The gradient comes down, the update reads it and reads and writes the state, and the
+    // parameters come down for it and go up behind it.
+    const StepCost cost = bound_step(model.shape(), policy);
+    EXPECT_NEAR(cost.busy(Resource::kHostMemory), 8 * 0.001 * (1 + 1 + 12 + 2), kTiny);
+    EXPECT_EQ(cost.scarcest(), Resource::kHostMemory);
+    EXPECT_DOUBLE_EQ(cost.step_s, cost.busy(Resource::kHostMemory));
+  }
+  EXPECT_NEAR(minimum_step(model.shape()).step_s, 0.128, kTiny);
+  // A second micro-batch's gradients come down as well, and are added to the first one's.
+  model.schedule = training_schedule(model.spec, 2);
+  model.window =
+      plan_window(model.schedule, window_unit_bytes(model.layout, model.placement), 0, 1);
+  EXPECT_NEAR(minimum_step(model.shape()).step_s, 0.128 + 8 * 0.001 * (1 + 2), kTiny);
+  // The GPU's updates draw on host memory by their copies alone.
+  model.placement.streams_updates = true;
+  model.placement.update_staging.count = 4;
+  const StepCost streamed = bound_step(model.shape(), OverlapPolicy::kSerial);
+  EXPECT_NEAR(streamed.busy(Resource::kHostMemory), 8 * 0.001 * (2 + 2 + 6 + 5), kTiny)
+      << "gradients of two micro-batches, their addition, and the way up and down";
+}
+
+TEST(Bound, WhatStorageMovesGoesThroughHostMemory) {
+  Model model(std::vector<int>(8, 1));
+  const double rate = kParameterBytes / 0.0001;
+  model.rates.read_bytes_per_second = model.rates.write_bytes_per_second = rate;
+  model.rates.up_bytes_per_second = model.rates.down_bytes_per_second = rate;
+  model.rates.duplex = Duplex::kHalf;
+  model.rates.host_memory_bytes_per_second = kParameterBytes / 0.001;
+  for (const OverlapPolicy policy : kPolicies) {
+    const StepCost cost = bound_step(model.shape(), policy);
+    const double moved_s = cost.busy(Resource::kStorage) + cost.busy(Resource::kCopyUp) +
+                           cost.busy(Resource::kCopyDown);
+    EXPECT_NEAR(cost.busy(Resource::kHostMemory), 10 * moved_s + 8 * 0.001 * (1 + 12), kTiny);
+    EXPECT_DOUBLE_EQ(cost.step_s, cost.busy(Resource::kHostMemory));
+  }
+}
+
 // 1 ms per parameter block on the link. A block whose parameters stay on the device takes 6 up and
 // 5 down; one from host memory takes 7 and 6. Both directions run side by side.
 TEST(Bound, UpdatesOnTheDeviceCostTheLink) {
@@ -237,6 +284,7 @@ TEST(Activations, AreBusyTimeThatNoStepEndsBefore) {
     model.rates.write_bytes_per_second = 1e9;
     model.rates.up_bytes_per_second = 8e9;
     model.rates.down_bytes_per_second = 4e9;
+    model.rates.host_memory_bytes_per_second = 40e9;
     const StepCost without = bound_step(model.shape(), OverlapPolicy::kDeferred);
     ActivationPlan plan;
     plan.stored_bytes = 1'000'000'000;
@@ -249,9 +297,11 @@ TEST(Activations, AreBusyTimeThatNoStepEndsBefore) {
     EXPECT_NEAR(added(Resource::kCopyUp), 0.375, 1e-9);
     EXPECT_NEAR(added(Resource::kCopyDown), 0.25, 1e-9);
     EXPECT_EQ(added(Resource::kStorage), 0) << "at home in host memory";
+    EXPECT_NEAR(added(Resource::kHostMemory), 0.1, 1e-9);
     EXPECT_NEAR(bound_step(shape, OverlapPolicy::kDeferred).step_s, 0.375, 1e-3);
     model.placement.nvme_activation_bytes = 1;
     const StepCost cost = bound_step(shape, OverlapPolicy::kDeferred);
+    EXPECT_NEAR(added(Resource::kHostMemory), 0.2, 1e-9);
     if (duplex == Duplex::kHalf) {
       EXPECT_NEAR(added(Resource::kStorage), 2.5, 1e-9);
       EXPECT_NEAR(cost.step_s, 2.5, 1e-3);

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
+#include <stdexcept>
+#include <thread>
 
 #include "gpu/math/device_math_over.h"
 #include "gpu/math/host_launcher.h"
@@ -11,6 +14,7 @@
 #include "tests/support/temp_directory.h"
 #include "tests/tools/gpt/device_machine.h"
 #include "tests/tools/train/small_gpt.h"
+#include "tools/bench/bench_adam.h"
 
 namespace sluice {
 namespace {
@@ -73,6 +77,37 @@ TEST(GpuBench, CopiesAUnitAtATime) {
   ASSERT_EQ(device.copied_bytes.size(), 2u * 4 * 3);
   EXPECT_EQ(device.copied_bytes[0], 8_MiB);
   EXPECT_EQ(device.copied_bytes[2], 4_MiB);
+}
+
+// A bus of 1 GB/s each way, beside moves that take 10 ms for what counts as 10 MB.
+TEST(GpuBench, HostMemoryServesCopiesAndMovesAtOnce) {
+  const auto device =
+      make_host_device({.memory_bytes = 64_MiB, .copy_bytes_per_second = 1'000'000'000});
+  int moves = 0;
+  const HostMemoryBench memory =
+      bench_host_memory(*device, {.size_bytes = 10'000'000, .unit_bytes = 4_MiB, .rounds = 2}, [&] {
+        ++moves;
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        return std::uint64_t{10'000'000};
+      });
+  EXPECT_GT(moves, 2);
+  EXPECT_GT(memory.copy_gb_per_s.least, 0);
+  EXPECT_LE(memory.copy_gb_per_s.most, 2.0) << "faster than the bus";
+  EXPECT_GT(memory.gb_per_s.least, memory.copy_gb_per_s.least);
+  EXPECT_LE(memory.gb_per_s.most, 3.0) << "more than both reach";
+  // A failure of one side ends the other.
+  EXPECT_THROW((void)bench_host_memory(
+                   *device, {.size_bytes = 1'000'000, .unit_bytes = 1'000'000, .rounds = 1},
+                   [n = 0]() mutable {
+                     if (n++ == 1) throw std::runtime_error("no more");
+                     return std::uint64_t{1};
+                   }),
+               std::runtime_error);
+}
+
+TEST(UpdateMoves, MovesWhatAnUpdateMoves) {
+  UpdateMoves moves(kBenchCases[1], 1 << 12, 2);
+  EXPECT_EQ(moves.move(), (1u << 12) * kAdamBytesPerParameter);
 }
 
 TEST(GpuBench, AdamIsComparedWithACopy) {

@@ -53,8 +53,8 @@ INPUTS = {("train", "--tokenizer"): ("tokenizer.json", "--set", "model.vocabular
           ("tune", "--gpu-rates"): ("gpu.json", "--set", "run.device=cuda")}
 # Options with a text that names no file that is written.
 NO_OUTPUTS = {"--checkpoint", "--set", "--shape", "--path", "--size", "--pattern", "--request", "--backend", "--regime", "--policy", "--rate",
-              "--read-rate", "--write-rate", "--duplex", "--copy-rate", "--bytes-written-rating", "--input", "--prompt", "--precision", "--device", "--host-memory",
-              "--shard-size", "--sample-prompt", "--tensorboard", "--resume-from"}
+              "--read-rate", "--write-rate", "--duplex", "--copy-rate", "--host-memory-rate", "--bytes-written-rating", "--input", "--prompt",
+              "--precision", "--device", "--host-memory", "--shard-size", "--sample-prompt", "--tensorboard", "--resume-from"}
 
 
 class OutputCase(CliCase):

@@ -319,6 +319,21 @@ class Plan(CliCase):
         self.assertAlmostEqual(busy["copies from the device"], 2 * 2**25 / 5e9, places=6)
         self.assertAlmostEqual(busy["compute"] / (6 * 4096 * 2**25 / 90e12), 1, places=5)
         self.assertAlmostEqual(busy["optimizer"], 2**25 / 1.5e9 * (1 + 2 / 26), places=5)
+        # Host memory takes time where a bench has measured it, or an option says its rate. Parameters, momenta and
+        # gradients in 26 bytes are read and written; the copies both ways move four more.
+        def memory_of(document, *arguments):
+            rates(document, *arguments, values=host)
+            line = next((line for line in self.done.stdout.splitlines() if line.startswith("  host memory ")), "")
+            return " ".join(line.split()), self.plan_of["step"]["busy_s"].get("host memory", 0)
+        self.assertEqual(memory_of(GPU_RATES), ("", 0))
+        measured = {**GPU_RATES, "host_memory": {"gb_per_s": {"median": 0.5, "least": 0.4, "most": 0.6}}}
+        line, busy_s = memory_of(measured)
+        self.assertEqual(line, "host memory 0.50 GB/s measured by bench gpu")
+        moved = 26 * 2**25 + 5e9 * busy["copies from the device"] + 10e9 * self.plan_of["step"]["busy_s"]["copies to the device"]
+        self.assertAlmostEqual(busy_s, moved / 0.5e9, places=5)
+        self.assertAlmostEqual(self.plan_of["step"]["step_s"], busy_s, places=9)
+        self.assertIn("host memory binds", self.done.stdout)
+        self.assertEqual(memory_of(measured, "--host-memory-rate", "250MB"), ("host memory 0.25 GB/s stated", 2 * busy_s))
         # Stated rates and calibrations come first; a data sheet is more than the bench's drive, and less than its computation.
         self.calibrate(0.5)
         shown = rates(GPU_RATES, "--io", "io.json", "--adam", "adam.json", "--copy-rate", "7GB", "--flops", 1e13)
@@ -333,7 +348,8 @@ class Plan(CliCase):
                          ["2.00 Gparam/s  assumed", "200.0 Tflop/s  assumed", "6.00 GB/s  assumed"])
         self.assertEqual(rates(GPU_RATES, values={"precision.parameters": "fp32"})["Adam"], "2.00 Gparam/s  assumed")
         for broken in ({**GPU_RATES, "copies": GPU_RATES["copies"][:1]}, {**GPU_RATES, "adam": {}}, {**GPU_RATES, "drive": {}},
-                       {**GPU_RATES, "adam": {"parameters_per_s": 0}}, {**GPU_RATES, "copies": 5}):
+                       {**GPU_RATES, "adam": {"parameters_per_s": 0}}, {**GPU_RATES, "copies": 5}, {**GPU_RATES, "host_memory": {}},
+                       {**GPU_RATES, "host_memory": {"gb_per_s": {"median": -1}}}):
             with open(self.path("gpu.json"), "w", encoding="utf-8") as file:
                 json.dump(broken, file)
             done = self.run_sluice("plan", self.write_config({"run.device": "cuda"}), "--gpu-rates", "gpu.json", expect=2)
