@@ -365,10 +365,10 @@ sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor
 // Returns when all parameters have the results of all updates that have begun so far, and the new
 // state is back in its tier.
 sluice_status sluice_optimizer_wait_all(sluice_optimizer* optimizer);
-// These calls copy or set elements [first, first + element_count) of one kind of a tensor's state,
-// in fp32. `kind` is a sluice_state. SLUICE_PARAMETER is the parameter after the last update, and
-// cannot be set. SLUICE_PARAMETER and SLUICE_MASTER exist only for 16-bit parameters, and are
-// otherwise refused. A moment is refused if not finite, a SLUICE_EXP_AVG_SQ also if negative.
+// These calls copy or set elements [first, first + element_count) of one kind of a tensor's state.
+// The elements are fp32 numbers. `kind` is a sluice_state. SLUICE_PARAMETER is the parameter after
+// the last update, and cannot be set. SLUICE_PARAMETER and SLUICE_MASTER exist only for 16-bit
+// parameters, and are otherwise refused. A negative SLUICE_EXP_AVG_SQ is refused.
 sluice_status sluice_optimizer_read(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
                                     uint64_t first, uint64_t element_count, float* target);
 sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,

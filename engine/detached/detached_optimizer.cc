@@ -19,7 +19,6 @@
 #include "engine/detached/detached_staging.h"
 #include "engine/detached/detached_work.h"
 #include "engine/plan/host_memory.h"
-#include "engine/store/block_values.h"
 
 namespace sluice {
 namespace {
@@ -355,14 +354,16 @@ void DetachedOptimizer::write(std::uint32_t tensor, StateKind kind, std::uint64_
   if (!is_kept)
     refuse_call(fmt::format("write: {} of tensor \"{}\" is not kept by {}", name_of(kind),
                             parts_->tensors[tensor].name, name_of(optimizer)));
-  const float* const wrong = kind == StateKind::kMaster ? nullptr : find_wrong_moment(kind, source);
-  if (wrong != nullptr)
-    refuse_call(fmt::format(
-        "write: the {} given for tensor \"{}\" at element {} is {}; it must be finite{}; check the "
-        "source of the state",
-        name_of(kind), parts_->tensors[tensor].name,
-        first_element + static_cast<std::uint64_t>(wrong - source.data()), *wrong,
-        kind == StateKind::kExpAvgSq ? " and at least 0" : ""));
+  // An update never makes a negative square, and would take its root. Infinity and NaN come from
+  // gradients, and updates let them pass, too.
+  const auto wrong = std::ranges::find_if(source, [](float value) { return value < 0; });
+  if (kind == StateKind::kExpAvgSq && wrong != source.end())
+    refuse_call(
+        fmt::format("write: the {} given for tensor \"{}\" at element {} is {}; it must be at "
+                    "least 0; check the "
+                    "source of the state",
+                    name_of(kind), parts_->tensors[tensor].name,
+                    first_element + static_cast<std::uint64_t>(wrong - source.begin()), *wrong));
   parts_->access(DetachedJob::Kind::kWrite, kind, tensor, first_element, source);
 }
 

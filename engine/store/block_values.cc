@@ -28,15 +28,20 @@ bool all_of(std::span<const float> values, auto is_good) {
   return bad == 0;
 }
 
+// An update would spread such a moment to its weight, and the learning rate would be blamed.
 void check_moments(const Layout& layout, const TensorPlace& tensor, StateKind kind,
                    std::uint64_t first, std::span<const float> values) {
-  const float* const wrong = find_wrong_moment(kind, values);
-  if (wrong == nullptr) return;
+  const float least = kind == StateKind::kExpAvgSq ? 0 : std::numeric_limits<float>::lowest();
+  const auto is_moment = [least](float value) {
+    return (value >= least) & (value <= std::numeric_limits<float>::max());
+  };
+  if (all_of(values, is_moment)) return;
+  const auto bad = std::ranges::find_if_not(values, is_moment);
   throw Error(ErrorCode::kNonFinite,
               fmt::format("the {} given for \"{}\" (unit \"{}\") at element {} is {}; it must be "
                           "finite{}; check the source of the state",
                           name_of(kind), tensor.name, layout.unit(tensor.unit).name,
-                          first + static_cast<std::uint64_t>(wrong - values.data()), *wrong,
+                          first + static_cast<std::uint64_t>(bad - values.begin()), *bad,
                           kind == StateKind::kExpAvgSq ? " and at least 0" : ""));
 }
 
@@ -253,15 +258,6 @@ void set_all(const Layout& layout, const BlockView& view, StateSource& source,
 }
 
 }  // namespace
-
-const float* find_wrong_moment(StateKind kind, std::span<const float> values) {
-  const float least = kind == StateKind::kExpAvgSq ? 0 : std::numeric_limits<float>::lowest();
-  const auto is_moment = [least](float value) {
-    return (value >= least) & (value <= std::numeric_limits<float>::max());
-  };
-  if (all_of(values, is_moment)) return nullptr;
-  return &*std::ranges::find_if_not(values, is_moment);
-}
 
 void set_values(const Layout& layout, const BlockView& view, StateSource& source) {
   set_all(layout, view, source, NewMoments::kFromSource);

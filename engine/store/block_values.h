@@ -22,11 +22,6 @@ struct BlockView {
   std::byte* record = nullptr;
 };
 
-// Returns the first of `values` that is wrong for the moment `kind`, or null if all are right. A
-// wrong value is not finite, or is a negative exp_avg_sq. An update would carry it to the weight,
-// and the learning rate would be blamed.
-const float* find_wrong_moment(StateKind kind, std::span<const float> values);
-
 // Sets the state of every tensor that has elements in the block.
 // Requires: the planes contain only zeros. The padding between tensors stays zero.
 // Fails with:

@@ -140,7 +140,7 @@ class SLUICE_EXPORT DetachedOptimizer {
   // other elements of the group may change.
   // Fails in the same cases as read(). Also fails with kInvalidArgument, and sets nothing, if:
   // - `kind` is kParameter, or names a moment that the optimizer does not keep.
-  // - A moment is not finite, or an exp_avg_sq is negative.
+  // - An exp_avg_sq is negative.
   void write(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
              std::span<const float> source);
 
