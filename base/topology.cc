@@ -99,10 +99,9 @@ Topology read_topology(const std::string& proc_cgroup, const std::string& cgroup
   }
   const Limits limits = cgroup_limits(proc_cgroup, cgroup_root);
   // A quota of 1.5 cores keeps one thread busy; two threads would be stopped half of the time.
-  found.granted_cores = usable_cores;
-  if (limits.cores < usable_cores) {
-    found.granted_cores = std::max(1u, static_cast<unsigned>(limits.cores));
-  }
+  if (limits.cores < UINT_MAX)
+    found.quota_cores = std::max(1u, static_cast<unsigned>(limits.cores));
+  found.granted_cores = std::min(usable_cores, found.quota_cores);
   const auto physical_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
                               static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   found.memory_bytes = std::min(physical_bytes, limits.memory_bytes);

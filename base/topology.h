@@ -2,6 +2,7 @@
 // first call asks the system, and later calls return the same answer.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <string>
 
@@ -10,6 +11,8 @@ namespace sluice {
 struct Topology {
   // The number of processors in the affinity mask, limited by the cgroup's CPU quota; at least 1.
   unsigned granted_cores = 1;
+  // The cgroup's CPU quota in whole cores, at least 1; UINT_MAX if there is no quota.
+  unsigned quota_cores = UINT_MAX;
   std::uint64_t memory_bytes = 0;  // physical memory, at most the cgroup's limit
   unsigned numa_nodes = 1;
   std::string processor;  // "AMD EPYC 7B13"; empty when unknown

@@ -88,16 +88,15 @@ unsigned cores_of_launcher(const std::string& rank_variable, const HostFiles& fi
   return static_cast<unsigned>(cores.size());
 }
 
-unsigned share_of_cores(unsigned launcher_cores, unsigned mask, unsigned granted,
+unsigned share_of_cores(unsigned launcher_cores, unsigned mask, unsigned quota,
                         std::uint32_t host_ranks) {
-  const bool has_quota = granted < mask;
-  const unsigned shared = has_quota ? granted : std::max(launcher_cores, granted);
-  return std::clamp(shared / std::max(1u, host_ranks), 1u, std::max(1u, granted));
+  const unsigned shared = std::min(std::max(launcher_cores, mask), quota);
+  return std::clamp(shared / std::max(1u, host_ranks), 1u, std::max(1u, std::min(mask, quota)));
 }
 
 unsigned own_share_of_cores(const std::string& rank_variable, std::uint32_t host_ranks) {
   const auto mask = static_cast<unsigned>(process_of({}, "self").mask.size());
-  return share_of_cores(cores_of_launcher(rank_variable), mask, granted_threads(0), host_ranks);
+  return share_of_cores(cores_of_launcher(rank_variable), mask, topology().quota_cores, host_ranks);
 }
 
 }  // namespace sluice

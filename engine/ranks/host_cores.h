@@ -21,9 +21,9 @@ struct HostFiles {
 unsigned cores_of_launcher(const std::string& rank_variable, const HostFiles& files = {});
 
 // Returns how many of `launcher_cores` one of `host_ranks` ranks takes: an equal part, but no more
-// than the `granted` cores of its own affinity mask and quota. `mask` is the size of that mask. The
-// ranks of a host also share a quota that leaves less than the mask. The result is at least 1.
-unsigned share_of_cores(unsigned launcher_cores, unsigned mask, unsigned granted,
+// than its own affinity mask, of `mask` cores, has. The ranks of a host also share the CPU quota of
+// `quota` cores (UINT_MAX: none). The result is at least 1.
+unsigned share_of_cores(unsigned launcher_cores, unsigned mask, unsigned quota,
                         std::uint32_t host_ranks);
 
 // Returns the share of this process, which is one of `host_ranks` ranks of its host.

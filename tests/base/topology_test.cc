@@ -80,6 +80,7 @@ TEST_F(FakeCgroup, Version2QuotaAndMemory) {
   EXPECT_EQ(read().granted_cores, 1u);  // half a core is one thread
   write("sys/user/job/cpu.max", "199000 100000");
   EXPECT_EQ(read().granted_cores, 1u);  // and so are nearly two
+  EXPECT_EQ(read().quota_cores, 1u);
   EXPECT_EQ(read().memory_bytes, 4194304u);
 }
 
@@ -95,6 +96,7 @@ TEST_F(FakeCgroup, LimitOfAnAncestorBinds) {
 
 TEST_F(FakeCgroup, MaxAndLargeQuotasLimitNothing) {
   const unsigned unlimited = read().granted_cores;
+  EXPECT_EQ(read().quota_cores, UINT_MAX);
   write("proc", "0::/job");
   write("sys/job/cpu.max", "max 100000");
   write("sys/job/memory.max", "max");

@@ -76,15 +76,25 @@ TEST_F(HostCores, AncestorsThatCannotBeSeenEndTheSearch) {
 }
 
 TEST(ShareOfCores, IsAnEqualPartOfTheLaunchersButNoMoreThanTheOwnOnes) {
-  EXPECT_EQ(share_of_cores(16, 16, 16, 4), 4u);   // not bound
-  EXPECT_EQ(share_of_cores(64, 16, 16, 4), 16u);  // each to cores of its own
-  EXPECT_EQ(share_of_cores(64, 32, 32, 8), 8u);   // four to each half of the host
-  EXPECT_EQ(share_of_cores(64, 4, 4, 8), 4u);
-  EXPECT_EQ(share_of_cores(0, 16, 16, 4), 4u);   // it cannot be seen
-  EXPECT_EQ(share_of_cores(2, 16, 16, 4), 4u);   // this rank has widened its own mask
-  EXPECT_EQ(share_of_cores(64, 64, 16, 4), 4u);  // a quota, which all share
-  EXPECT_EQ(share_of_cores(8, 8, 8, 16), 1u);
-  EXPECT_EQ(share_of_cores(8, 8, 8, 0), 8u);
+  constexpr unsigned kNone = UINT_MAX;
+  EXPECT_EQ(share_of_cores(16, 16, kNone, 4), 4u);   // not bound
+  EXPECT_EQ(share_of_cores(64, 16, kNone, 4), 16u);  // each to cores of its own
+  EXPECT_EQ(share_of_cores(64, 32, kNone, 8), 8u);   // four to each half of the host
+  EXPECT_EQ(share_of_cores(64, 4, kNone, 8), 4u);
+  EXPECT_EQ(share_of_cores(0, 16, kNone, 4), 4u);  // it cannot be seen
+  EXPECT_EQ(share_of_cores(2, 16, kNone, 4), 4u);  // this rank has widened its own mask
+  EXPECT_EQ(share_of_cores(8, 8, kNone, 16), 1u);
+  EXPECT_EQ(share_of_cores(8, 8, kNone, 0), 8u);
+}
+
+// Also where each rank is bound to cores of its own, all of which have more.
+TEST(ShareOfCores, AllShareAQuota) {
+  EXPECT_EQ(share_of_cores(64, 64, 16, 4), 4u);
+  EXPECT_EQ(share_of_cores(64, 16, 20, 4), 5u);
+  EXPECT_EQ(share_of_cores(64, 32, 32, 4), 8u);
+  EXPECT_EQ(share_of_cores(64, 16, 64, 4), 16u);
+  EXPECT_EQ(share_of_cores(64, 16, 2, 4), 1u);
+  EXPECT_EQ(share_of_cores(64, 16, 8, 0), 8u);
 }
 
 // The kernel's own files: this process launches one that binds itself.
