@@ -21,7 +21,11 @@ std::string_view name_of(Resource resource) {
 }
 
 double update_bytes_per_element(const StateFormat& format) {
-  return 2 * format.state_bytes_per_element() + static_cast<double>(format.gradient_bytes());
+  // fp16 parameters are made from their masters, and not read.
+  const std::uint64_t not_read =
+      format.master == MasterLayout::kFp16 ? format.parameter_bytes() : 0;
+  return 2 * format.state_bytes_per_element() + static_cast<double>(format.gradient_bytes()) -
+         static_cast<double>(not_read);
 }
 
 Resource StepCost::scarcest() const {

@@ -294,7 +294,12 @@ std::vector<std::string> lines_of(const PlanRates& plan, const RateSources& sour
   return lines;
 }
 
-void share(std::uint32_t ranks, Rates& rates) {
+void share(std::uint32_t ranks, RateSources& sources, Rates& rates) {
+  // The copies of a single GPU beside the cores say nothing about what memory has for several.
+  if (ranks > 1 && sources.host_memory == kMeasured) {
+    sources.host_memory.clear();
+    rates.host_memory_bytes_per_second = 0;
+  }
   rates.read_bytes_per_second /= ranks;
   rates.write_bytes_per_second /= ranks;
   rates.adam_parameters_per_second /= ranks;
@@ -346,7 +351,7 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
   rates.device_adam_parameters_per_second = kAssumedDeviceAdam;
   plan.flops = kAssumedFlops;
   RateSources sources = take_rates(options, format, plan);
-  share(options.sharing_ranks, rates);
+  share(options.sharing_ranks, sources, rates);
   if (options.is_on_host && !options.device_adam) {
     // A rank's share of all threads is no less than one thread.
     rates.device_adam_parameters_per_second =

@@ -150,6 +150,25 @@ TEST(Bound, HostMemoryServesUpdatesCopiesAndStorageTogether) {
       << "gradients of two micro-batches, their addition, and the way up and down";
 }
 
+// As cpu_optim counts for the arrays of an update.
+TEST(Bound, AnUpdateMovesTheBytesOfItsArrays) {
+  StateFormat format;
+  EXPECT_EQ(update_bytes_per_element(format), 14 + 12) << "bf16, its low half, fp32 moments";
+  format.moments = OptimizerState::kBf16;
+  EXPECT_EQ(update_bytes_per_element(format), 10 + 8);
+  format.keeps_exp_avg = false;
+  EXPECT_EQ(update_bytes_per_element(format), 8 + 6);
+  EXPECT_EQ(
+      update_bytes_per_element(
+          {.parameter = DType::kFp32, .gradient = DType::kFp32, .master = MasterLayout::kFp32}),
+      16 + 12);
+  EXPECT_EQ(
+      update_bytes_per_element(
+          {.parameter = DType::kFp16, .gradient = DType::kFp16, .master = MasterLayout::kFp16}),
+      14 + 14)
+      << "fp16 parameters are written alone";
+}
+
 TEST(Bound, WhatStorageMovesGoesThroughHostMemory) {
   Model model(std::vector<int>(8, 1));
   const double rate = kParameterBytes / 0.0001;

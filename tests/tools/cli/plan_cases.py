@@ -334,6 +334,10 @@ class Plan(CliCase):
         self.assertAlmostEqual(self.plan_of["step"]["step_s"], busy_s, places=9)
         self.assertIn("host memory binds", self.done.stdout)
         self.assertEqual(memory_of(measured, "--host-memory-rate", "250MB"), ("host memory 0.25 GB/s stated", 2 * busy_s))
+        # The copies of one GPU say nothing about memory that several share; a stated rate is the host's.
+        several = ("--ranks", 2, "--nodes", 1)
+        self.assertEqual(memory_of(measured, *several), ("", 0))
+        self.assertEqual(memory_of(measured, *several, "--host-memory-rate", "1GB")[0], "host memory 0.50 GB/s stated")
         # Stated rates and calibrations come first; a data sheet is more than the bench's drive, and less than its computation.
         self.calibrate(0.5)
         shown = rates(GPU_RATES, "--io", "io.json", "--adam", "adam.json", "--copy-rate", "7GB", "--flops", 1e13)
