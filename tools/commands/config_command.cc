@@ -8,6 +8,7 @@
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/commands/config_inputs.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/deepspeed/deepspeed_keys.h"
 #include "tools/gpt/train/train_config.h"
@@ -122,6 +123,8 @@ int run_config_import(const ConfigImportOptions& options) {
   }
   if (is_refused && !options.is_lenient) return kExitUsage;
   if (output.is_wanted()) {
+    add_config_inputs(files, options.file, ConfigDocument(imported.config, name + " (imported)"));
+    files.compare();
     write_whole(output, imported.config + "\n");
   } else if (!options.as_json) {
     say_text(imported.config + "\n");

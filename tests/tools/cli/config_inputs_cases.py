@@ -1,4 +1,4 @@
-"""No command that takes a CONFIG writes over a file that the config names, also where it reads that file for nothing. Each
+"""No command that takes a config writes over a file that the config names, also where it reads that file for nothing. Each
 command, each of its outputs and each file is a case, so that a new command or output without a row is noticed."""
 
 import json
@@ -17,8 +17,11 @@ COMMANDS = {
     "state export": ["state", "export", "config.json", "fresh"],
     "state import": ["state", "import", "config.json", "exported"],
 }
-# They take a config and write no file.
-WITHOUT_OUTPUTS = {"config check", "config rates", "config show"}
+# It takes a DeepSpeed file, which names folders alone.
+OF_DEEPSPEED = {"config import": ["config", "import", "deepspeed.json"]}
+# They write files and take no config.
+WITHOUT_CONFIG = {"tokenize", "doctor", *(f"bench {name}" for name in ("adam", "gpu", "io", "matrix", "step")),
+                  *(f"trace {name}" for name in ("diff", "export", "html", "summary", "whatif"))}
 
 
 class ConfigInputs(CliCase):
@@ -49,36 +52,50 @@ class ConfigInputs(CliCase):
                     found[os.path.relpath(os.path.join(root, name), self.folder)] = file.read()
         return found
 
-    def outputs(self):
-        """(command, option) of each output of a command with a CONFIG, as --help lists them."""
+    def outputs(self, commands):
+        """(command, option) of each output of `commands`, as --help lists them."""
         found = set()
         for words in self.commands_below():
-            shown = self.run_sluice(*words, "--help").stdout
-            if re.search(r"^Usage: .* \[?CONFIG\b", shown, re.MULTILINE):
-                options = re.findall(r"(--[a-z-]+) OUTPUT", shown)
-                found |= {(" ".join(words), option) for option in options}
-                self.assertTrue(options or " ".join(words) in WITHOUT_OUTPUTS, words)
-        return sorted(found)
+            options = re.findall(r"(--[a-z-]+) OUTPUT", self.run_sluice(*words, "--help").stdout)
+            found |= {(" ".join(words), option) for option in options}
+        self.assertEqual({command for command, _ in found}, {*COMMANDS, *OF_DEEPSPEED, *WITHOUT_CONFIG})
+        return sorted((command, option) for command, option in found if command in commands)
+
+    def stored(self):
+        """The files of both stores."""
+        names = sorted(name for name in self.before if name.startswith("stored/"))
+        self.assertTrue(any("other." in name for name in names) and any("run-7." in name for name in names), names)
+        return names
 
     def refuse(self, *arguments):
         done = self.run_sluice(*arguments, expect=2)
-        self.assertRegex(done.stderr, r"^sluice: .*is the same file as")
+        self.assertRegex(done.stderr, r"(?m)^sluice: .*is the same file as")
         now = self.contents()
         self.assertEqual(sorted(now), sorted(self.before))
         self.assertEqual([name for name in now if now[name] != self.before[name]], [])
 
     def test_no_output_is_a_file_that_the_config_names(self):
-        outputs = self.outputs()
-        self.assertEqual({command for command, _ in outputs}, set(COMMANDS))
-        stored = sorted(name for name in self.before if name.startswith("stored/"))
-        self.assertTrue(any("other." in name for name in stored) and any("run-7." in name for name in stored), stored)
-        for command, option in outputs:
-            for name in ("config.json", "text.txt", "tokenizer.json", "io.json", *stored):
+        for command, option in self.outputs(COMMANDS):
+            for name in ("config.json", "text.txt", "tokenizer.json", "io.json", *self.stored()):
                 with self.subTest(command=command, option=option, input=name):
                     self.refuse(*COMMANDS[command], option, name)
 
+    def test_no_output_is_a_file_in_a_folder_of_a_deepspeed_file(self):
+        params = {"lr": 1e-4}
+        place = {"device": "nvme", "nvme_path": "stored"}
+        content = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": params},
+                   "zero_optimization": {"stage": 3, "offload_optimizer": place, "offload_param": place}}
+        for refused, options in (({}, ()), ({"momentum": 0.9}, ("--lenient",))):
+            with open(self.path("deepspeed.json"), "w", encoding="utf-8") as file:
+                json.dump(with_values(content, {"optimizer.params": {**params, **refused}}), file)
+            self.before = self.contents()
+            for command, option in self.outputs(OF_DEEPSPEED):
+                for name in ("deepspeed.json", *self.stored()):
+                    with self.subTest(command=command, options=options, option=option, input=name):
+                        self.refuse(*OF_DEEPSPEED[command], *options, option, name)
+
     def test_no_output_is_the_text_as_tokens(self):
-        for command, option in self.outputs():
+        for command, option in self.outputs(COMMANDS):
             if command in ("train", "tune"):
                 with self.subTest(command=command, option=option):
                     self.refuse(*COMMANDS[command], option, self.tokens)
@@ -102,7 +119,7 @@ class ConfigInputs(CliCase):
         self.write_config({**self.values, "data.tokenizer": "gpt2/vocab.json"})
         self.before = self.contents()
         for name in ("gpt2/vocab.json", "gpt2/merges.txt"):
-            for command, option in self.outputs():
+            for command, option in self.outputs(COMMANDS):
                 with self.subTest(command=command, option=option, input=name):
                     self.refuse(*COMMANDS[command], option, name)
             for tokenizer in ("gpt2", "gpt2/vocab.json"):
