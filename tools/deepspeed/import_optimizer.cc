@@ -100,9 +100,10 @@ void import_absent(ImportPass& pass) {
         {.text = "the file has no optimizer: in DeepSpeed the program makes it. Here the config's "
                  "own keys do (optimizer.*), with Sluice's defaults where nothing is given"});
   if (const auto rate = pass.given_number(kParams + "lr")) {
-    pass.map("--lr", "optimizer.learning_rate", *rate);
+    const std::string from = values.assigned.contains("optimizer.learning_rate") ? "--set" : "--lr";
+    pass.map(from, "optimizer.learning_rate", *rate);
     if (!pass.has_section("scheduler"))
-      pass.map("--lr", "optimizer.minimum_learning_rate", *rate / 10,
+      pass.map(from, "optimizer.minimum_learning_rate", *rate / 10,
                "Sluice's own schedule, a cosine, ends at a tenth");
   }
   if (!values.betas.empty()) {

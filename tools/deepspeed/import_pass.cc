@@ -53,6 +53,11 @@ OrderedJson value_of_option(const DeepspeedValues& values, const DeepspeedKey& r
   return {};
 }
 
+// How to give the value that `row` asks for.
+const std::string& asked_option(const DeepspeedValues& values, const DeepspeedKey& row) {
+  return row.option == "--steps" ? values.steps_option : row.option;
+}
+
 }  // namespace
 
 const ImportPass::Entry* ImportPass::find(const std::string& key) const {
@@ -303,7 +308,7 @@ void ImportPass::judge_auto(Entry entry) {
                                          ? kMissing
                                          : "DeepSpeed's default, " + row.fallback.dump())
                : not_needed(row.key, row.why);
-  const std::string& option = row.option == "--steps" ? values_.steps_option : row.option;
+  const std::string& option = asked_option(values_, row);
   ask_for(option);
   refuse(row.key, fmt::format("Sluice has no value for \"auto\": give {}", option));
 }
@@ -318,12 +323,17 @@ void ImportPass::settle_section(const std::string& section, const std::string& k
       add_given(row, is_taken, type);
     } else if (!is_taken) {
       entry->second.value = {};
-      const std::string& written = entry->second.written;
-      if (std::ranges::find(report.refused, written, &ImportLine::key) == report.refused.end())
-        refuse(row.key,
-               fmt::format("{} takes no such value, and DeepSpeed raises for it; remove it", type));
+      withdraw(row, entry->second.written);
+      refuse(row.key,
+             fmt::format("{} takes no such value, and DeepSpeed raises for it; remove it", type));
     }
   }
+}
+
+// Another value, or an option that gives one, would not help where no value is taken.
+void ImportPass::withdraw(const DeepspeedKey& row, const std::string& written) {
+  std::erase_if(report.refused, [&](const ImportLine& line) { return line.key == written; });
+  std::erase(report.options, asked_option(values_, row));
 }
 
 void ImportPass::add_given(const DeepspeedKey& row, bool is_taken, const std::string& type) {

@@ -92,6 +92,7 @@ class ImportPass {
   void add_leaf(const DeepspeedKey& row, const std::string& written, const OrderedJson& value,
                 bool is_strict);
   void judge_auto(Entry entry);
+  void withdraw(const DeepspeedKey& row, const std::string& written);
   void add_given(const DeepspeedKey& row, bool is_taken, const std::string& type);
 
   const HjsonDocument& document_;

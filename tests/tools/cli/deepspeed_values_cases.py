@@ -114,6 +114,8 @@ class DeepspeedValues(FileWriter):
         decay = with_values(ADAMW, {"optimizer.params.weight_decay": 0.1})
         self.assertEqual(self.shown(decay, "--set", "optimizer.weight_decay=0.2")["optimizer.groups"][0]["weight_decay"], 0.2)
         self.assertEqual(self.shown(decay, "--set", "optimizer.weight_decay=0")["optimizer.groups"], [])
+        bare = self.run_sluice("config", "show", self.write(without(ADAMW, "optimizer")), "--json", "--set", "optimizer.learning_rate=0.01").stdout
+        self.assertEqual(json.loads(bare)["optimizer.minimum_learning_rate"], {"value": 0.001, "origin": "ds.json (--set)"})
         cosine = {"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 50, "cos_min_ratio": 0.1, "warmup_min_ratio": 0.5}}}
         for rate in (1e-4, "auto"):
             content = with_values({**ADAMW, **cosine}, {"optimizer.params.lr": rate})
@@ -171,6 +173,22 @@ class DeepspeedValues(FileWriter):
         self.assertIn("Lion takes no such value", self.refusal(lion))
         warmup = {**ADAMW, "scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 100, "cos_min_ratio": 0.1}}}
         self.assertEqual(self.refusal(warmup).count("WarmupLR takes no such value"), 2)
+        for kind, key, value, options in (("Lion", "eps", "auto", ()), ("Lion", "eps", "auto", ("--eps", 1e-8)), ("Lion", "eps", "small", ()),
+                                          ("Lion", "eps", 1e-6, ("--eps", 1e-8)), ("SGD", "betas", "auto", ()), ("Adagrad", "betas", "auto", ())):
+            content = {**ADAMW, "optimizer": {"type": kind, "params": {"lr": 1e-4, key: value}}}
+            self.only_remove(content, f"optimizer.params.{key}", *options)
+        for kind, key in (("WarmupLR", "total_num_steps"), ("LRRangeTest", "warmup_num_steps")):
+            self.only_remove({**ADAMW, "scheduler": {"type": kind, "params": {key: "auto"}}}, f"scheduler.params.{key}")
+
+    def only_remove(self, content, key, *options):
+        """`key` is refused for its optimizer or scheduler alone: no value in the file and no option would help."""
+        with self.subTest(content, options=options):
+            report = self.imported(content, *options, expect=2)
+            (line,) = report["refused"]
+            self.assertEqual(line["key"], key)
+            self.assertRegex(line["text"], "takes no such value, and DeepSpeed raises for it; remove it$")
+            self.assertEqual(report["options"], [])
+            self.assertNotIn("give --", self.refusal(content, *options))
 
     def test_every_key_has_a_line_wherever_it_is(self):
         off = {"fp16": {"enabled": False, "loss_scale": 128, "hysteresis": 5, "consecutive_hysteresis": True}}
