@@ -95,7 +95,7 @@ class DeepspeedCorpus(cli_support.CliCase):
                         self.assertNotIn(value_at(entry["config"], line["key"]).lower(), VALUES[line["key"]])
         self.assertEqual(counted, 102)
         with open(os.path.join(cli_support.SOURCE, "docs", "deepspeed.md"), encoding="utf-8") as page:
-            self.assertIn(f"DeepSpeed takes {counted} of them: Sluice takes {counted - refused} of these and refuses {refused}",
+            self.assertIn(f"DeepSpeed's config reader takes {counted} of them: Sluice takes {counted - refused} of these and refuses {refused}",
                           " ".join(page.read().split()))
 
     def test_what_deepspeed_refuses(self):
