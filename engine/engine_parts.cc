@@ -1,5 +1,6 @@
 #include "engine/engine_parts.h"
 
+#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "base/topology.h"
 #include "base/trace/trace_ranges.h"
 #include "engine/planner/run_plan.h"
+#include "engine/ranks/host_cores.h"
 #include "engine/ranks/local_units.h"
 #include "engine/ranks/pool_check.h"
 #include "engine/ranks/rank_clocks.h"
@@ -17,6 +19,7 @@
 #include "engine/run/run_description.h"
 #include "engine/store/storage_files.h"
 #include "engine/store/storage_queue.h"
+#include "gpu/ranks/launcher_environment.h"
 #include "io/direct_file.h"
 
 namespace sluice {
@@ -92,6 +95,18 @@ std::unique_ptr<IoQueue> open_queue(const Config& config, const Placement& place
   return decorate ? decorate(std::move(queue)) : std::move(queue);
 }
 
+// Each rank that is not bound may use every core of its host. All of them together cannot.
+unsigned granted_to_rank() {
+  try {
+    const auto launch = find_launch(std::getenv);
+    if (launch && launch->local_rank_count > 1)
+      return own_share_of_cores(launch->rank_variable, launch->local_rank_count);
+  } catch (const Error&) {
+    // An application that connects its ranks itself may have variables that contradict each other.
+  }
+  return topology().granted_cores;
+}
+
 }  // namespace
 
 std::unique_ptr<Engine::Parts> Engine::Parts::make(const Config& config, const ModelSpec& model,
@@ -142,7 +157,8 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
     if (!durable->is_new()) store.restore(durable->record().planes);
   }
   if (trace_enabled())
-    trace_section("engine", describe_engine(config, model, layout, placement, ranks.count()));
+    trace_section("engine", describe_engine(config, model, layout, placement, ranks.count(),
+                                            granted_to_rank()));
   // Ranks that do not trace take part in it, too.
   if (ranks.are_several() && any_rank_traces(ranks)) trace_section("clock", describe_clock(ranks));
 }

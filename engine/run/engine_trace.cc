@@ -165,10 +165,11 @@ auto read_section(const std::string& text, const Function& function) {
 }  // namespace
 
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
-                            const Placement& placement, std::uint32_t ranks) {
+                            const Placement& placement, std::uint32_t ranks,
+                            unsigned granted_cores) {
   const ordered_json document = {
       {"processor", topology().processor},
-      {"granted_cores", topology().granted_cores},
+      {"granted_cores", granted_cores},
       {"memory_bytes", topology().memory_bytes},
       {"parameters", layout.parameter_count()},
       {"state_bytes", layout.state_bytes()},

@@ -14,10 +14,12 @@
 
 namespace sluice {
 
-// Returns the text of the trace's section "engine". The run has `ranks` ranks. `model` is a result
-// of validated(). `layout` and `placement` belong to `config`.
+// Returns the text of the trace's section "engine". The run has `ranks` ranks. This rank may take
+// `granted_cores` cores. `model` is a result of validated(). `layout` and `placement` belong to
+// `config`.
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
-                            const Placement& placement, std::uint32_t ranks);
+                            const Placement& placement, std::uint32_t ranks,
+                            unsigned granted_cores);
 
 // Returns the text of the section "store", which has the totals of the storage queue.
 std::string describe_counters(const IoCounters& counters);

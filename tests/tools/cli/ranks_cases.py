@@ -221,6 +221,18 @@ class RanksCase(RanksTest):
         steps = [rank["steps"][0]["begin_ns"] for rank in self.read_json("two.json")["ranks"]]
         self.assertLess(abs(steps[0] - steps[1]), ahead_s * 10**9 / 2)
 
+    def test_traces_know_each_rank_s_part_of_the_host_s_cores(self):
+        """Ranks that are not bound may each use all cores, and advice for one of them must not hand out those of all."""
+        self.write_config({"run.threads": 1})
+        self.run_sluice("train", "config.json", "--quiet", "--trace", "one.trace")
+        self.run_sluice("train", "config.json", "--quiet", "--trace", "run.trace", prefix=self.mpirun(2))
+        found = []
+        for name in ("one.trace", "run.trace", "run.trace.rank1"):
+            self.run_sluice("trace", "export", name, "--json", "trace.json")
+            (rank,) = self.read_json("trace.json")["ranks"]
+            found.append(int(rank["engine"]["granted_cores"]))
+        self.assertEqual(found[1:], 2 * [max(1, found[0] // 2)])
+
     def test_prediction_from_the_trace_of_one_rank_says_what_it_leaves_out(self):
         self.write_config({"run.threads": 1})
         for _ in range(5):

@@ -149,7 +149,7 @@ TEST(TracedEngineText, PlansTheSameEngine) {
   const Layout layout = plan_layout(config, model, shard_of(config.sharding, /*rank=*/1, 3));
   const Placement placement =
       plan_run(config, model, layout, {.ranks = 3, .device_is_host = false}).placement;
-  const std::string text = describe_engine(config, model, layout, placement, /*ranks=*/3);
+  const std::string text = describe_engine(config, model, layout, placement, /*ranks=*/3, 4);
   const ModelSpec model_again = model_of_trace(text);
   Config config_again = config_of_trace(text);
   EXPECT_TRUE(lanes_of_trace_are_planned(text));
@@ -157,9 +157,9 @@ TEST(TracedEngineText, PlansTheSameEngine) {
   const Layout layout_again = plan_layout(config_again, model_again, shard_of_trace(text));
   const Placement again =
       plan_run(config_again, model_again, layout_again, machine_of_trace(text)).placement;
-  EXPECT_EQ(
-      describe_engine(config_again, model_again, layout_again, again, machine_of_trace(text).ranks),
-      text);
+  EXPECT_EQ(describe_engine(config_again, model_again, layout_again, again,
+                            machine_of_trace(text).ranks, 4),
+            text);
   EXPECT_EQ(again, placement);
   EXPECT_GT(again.nvme_activation_bytes, 0u);
   EXPECT_LT(layout_again.unit(UnitId{0}).shard_elements,
