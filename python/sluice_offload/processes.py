@@ -8,6 +8,7 @@ the engine talk to each other by connections of their own.
 import contextlib
 import datetime
 import json
+import math
 import os
 import re
 import socket
@@ -135,12 +136,12 @@ def granted_cores(proc: str = "/proc/self", cgroups: str = "/sys/fs/cgroup") -> 
 def share_of_cores(processes: int, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
     """How many cores this process takes, as one of `processes` on this host; at least 1. As engine/ranks/host_cores.h says: an equal part
     of the cores that the launcher may use, but no more than this process may use. A launcher may bind each process to cores of its own,
-    which are not divided again. Processes do share a quota that leaves less than their mask."""
+    which are not divided again. A quota is of all of them."""
     granted = granted_cores(f"{proc}/self", cgroups)
     if processes <= 1:
         return granted
-    mask = len(_cores(_status(f"{proc}/self").get("Cpus_allowed_list", "")))
-    shared = granted if granted < mask else max(granted, _cores_of_launcher(proc, cgroups))
+    quota = min(_quotas(f"{proc}/self", cgroups), default=math.inf)
+    shared = int(min(quota, max(granted, _cores_of_launcher(proc, cgroups))))
     return max(1, min(granted, shared // processes))
 
 

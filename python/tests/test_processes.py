@@ -150,11 +150,18 @@ def test_each_process_has_an_equal_part_of_the_launchers_cores(tmp_path, monkeyp
     assert processes.share_of_cores(count, str(tmp_path / "proc"), str(tmp_path / "root")) == cores
 
 
-def test_a_quota_is_shared_by_all_processes(tmp_path, monkeypatch):
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "status").write_text("PPid:\t0\nCpus_allowed_list:\t0-63\n")
-    monkeypatch.setattr(processes, "granted_cores", lambda *_: 16)
-    assert processes.share_of_cores(4, str(tmp_path), str(tmp_path)) == 4
+@pytest.mark.parametrize("own, quota, count, cores", [
+    (64, 16, 4, 4), (16, 20, 4, 5), (32, 32, 4, 8), (16, 64, 4, 16), (16, 1000, 4, 16), (16, 2, 4, 1), (16, 8, 1, 8)])
+def test_a_quota_is_shared_by_all_processes(tmp_path, monkeypatch, own, quota, count, cores):
+    """Also where each is bound to cores of its own, all of which have more. The launcher has 64."""
+    monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(own)))
+    for name, parent, mask in (("self", "20", f"0-{own - 1}"), ("20", "0", "0-63")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "status").write_text(f"PPid:\t{parent}\nCpus_allowed_list:\t{mask}\n")
+    (tmp_path / "self" / "cgroup").write_text("0::/\n")
+    (tmp_path / "cpu.max").write_text(f"{quota * 100000} 100000\n")
+    assert processes.share_of_cores(count, str(tmp_path), str(tmp_path)) == cores
 
 
 def test_the_launcher_is_found_behind_a_wrapper(monkeypatch):
