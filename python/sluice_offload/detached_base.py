@@ -78,6 +78,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if (overlap == "forward") != (modules is not None):
             raise ArgumentError("overlap=\"forward\" and modules=model belong together: the modules' forward waits for their "
                                 "parameters")
+        if modules is not None and not isinstance(modules, nn.Module):
+            raise ArgumentError(f"modules is of {type(modules).__name__}; it has to be the model, an nn.Module")
         if clip_norm is not None and not 0 < clip_norm < math.inf:
             raise ArgumentError(f"clip_norm={clip_norm}; it has to be positive and finite, or None")
         self.clip_norm, self.gradient_norm = clip_norm, 0.0
@@ -107,6 +109,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._place({})
         if modules is not None:
             self._wait_in_forward(modules)
+        self._own()
 
     # Subclasses define these.
 
@@ -192,10 +195,13 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._make_engine()
         for p, values in assigned.items():
             self.state[p].load(values)
+
+    def _own(self) -> None:
+        """The last of what makes it: an optimizer that had these parameters loses them."""
         if self._gradients == "backward":
             self._take_in_backward()
         if self._overlap:
-            guards.read_gradients(parameters, self)
+            guards.read_gradients((p for group in self.param_groups for p in group["params"]), self)
 
     def _place_replaced(self) -> None:
         """Tools that wrap a model, as FSDP2 and tensor parallelism, put other parameters into param_groups. They get a place as long as
@@ -204,12 +210,13 @@ class DetachedOptimizer(torch.optim.Optimizer):
                    if id(p) not in self._shares and id(p) not in self._without_state]
         if not unknown:
             return
-        if self.state:
+        if self.state.has_begun:
             i, j, p = unknown[0]
             raise ArgumentError(f"param_groups[{i}].params[{j}] of shape {tuple(p.shape)} has been put there since the optimizer was made, "
                                 "and behind a step() or loaded state: it has no place in the state. Prepare the model (FSDP, tensor "
                                 "parallelism) before that, or make a new optimizer for its parameters")
         self._place({})
+        self._own()
 
     def _make_engine(self) -> None:
         shares: "list[Share]" = []
@@ -241,7 +248,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._shares = {id(share.parameter): share for share in shares}
         self._without_state, self._begun_elements = without, 0
         self._of_module.clear()
-        states = States()
+        states = States(self._taken)
         has_step = self._has_step or self._state == "bf16"  # its rounding goes on from there
         for group in self.param_groups:
             for p in group["params"]:
@@ -275,6 +282,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._require_once(self.param_groups[-1])
             if self._engine is not None:
                 self._place(assigned)
+                self._own()
         except Exception:
             self.param_groups.pop()
             if self._engine is not None and not self._engine.is_open:  # it has made room for one that could not be made
@@ -456,15 +464,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
 
     def _take_in_backward(self) -> None:
         self._step_supports_amp_scaling = True
-
-        reference = weakref.ref(self)  # torch keeps hooks of parameters where Python's collector does not look
-
-        def take(p: torch.Tensor) -> None:
-            optimizer = reference()
-            if optimizer is not None and guards.owner_of([p]) is optimizer:  # and not one that was made later
-                optimizer._take(p)
-
         self._remove_hooks()
+        take = guards.GradientHook(self)
         self._hooks = [p.register_post_accumulate_grad_hook(take) for group in self.param_groups for p in group["params"]
                          if p.requires_grad]
         guards.own((p for group in self.param_groups for p in group["params"]), self)
@@ -478,7 +479,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
                 self._group_of_id = {id(q): group for group in self.param_groups for q in group["params"]}
         return self._group_of_id.get(id(p))
 
-    def _take(self, p: torch.Tensor) -> None:
+    def take(self, p: torch.Tensor) -> None:
+        """For guards.py: a parameter has its gradient."""
         share, group = self._shares.get(id(p)), self._group_of(p)
         if share is None or group is None:  # taken out of param_groups: as in torch, its gradient is not used
             return

@@ -2,6 +2,7 @@
 work, or is refused with a message, instead of quietly doing nothing."""
 
 import functools
+import gc
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional
 
@@ -69,13 +70,39 @@ def require_not_offloaded(parameters: "Iterable[Any]") -> None:
                             "offload() has returned")
 
 
+class GradientHook:
+    """Gives each gradient that has come to an optimizer of sluice_offload.optim, unless another one was made later."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = weakref.ref(optimizer)  # torch keeps hooks of parameters where Python's collector does not look
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None and owner_of([parameter]) is optimizer:
+            optimizer.take(parameter)
+
+
 def require_free(parameters: "Iterable[Any]") -> None:
-    """Raises ArgumentError where an optimizer of sluice_offload.optim has hooks on the model of `parameters`."""
+    """Raises ArgumentError where an optimizer of sluice_offload.optim has hooks on the model of `parameters`. Takes away those that are
+    left of earlier ones, which tied parameters could not have."""
     listed = list(parameters)
-    for other in (*owners_of(listed), *owners_of(listed, "_sluice_reader")):
-        if other.leaves_parameters:
-            raise ArgumentError(f"offload(): sluice_offload.optim.{type(other).__name__} has parameters of this model, with gradients=\"backward\" "
-                                "or overlap=\"forward\"; call the close() of that optimizer first")
+    if _kinds_of_optim(listed):
+        gc.collect()  # one that the program has dropped may be in a cycle
+    kinds = _kinds_of_optim(listed)
+    if kinds:
+        raise ArgumentError(f"offload(): sluice_offload.optim.{kinds[0]} has parameters of this model, with gradients=\"backward\" "
+                            "or overlap=\"forward\"; call the close() of that optimizer first. Where the program has no name for it any more, "
+                            "an exception has kept it, with the variables of its traceback: drop that, or run the cell of a notebook again")
+    for parameter in listed:
+        hooks = parameter._post_accumulate_grad_hooks or {}
+        for key in [key for key, hook in hooks.items() if isinstance(hook, GradientHook)]:
+            del hooks[key]
+
+
+def _kinds_of_optim(parameters: "list[Any]") -> "list[str]":
+    """No optimizer is left in a variable: this exception, which a notebook keeps in the place of an earlier one, must keep none."""
+    return [type(other).__name__ for role in ("_sluice_owner", "_sluice_reader") for other in owners_of(parameters, role)
+            if other.leaves_parameters]
 
 
 def disown(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:

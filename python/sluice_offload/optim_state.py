@@ -2,7 +2,7 @@
 are assigned."""
 
 import contextlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any, Iterator
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from . import library as lib
 from .detached import Detached
 from .errors import ArgumentError
-from .shares import Share, check_moment, local_of
+from .shares import Share, local_of, require_squares
 
 
 def _is_count(value: Any) -> bool:
@@ -67,13 +67,15 @@ class Entry(MutableMapping[str, Any]):
             return
         if key not in self._kinds:
             raise ArgumentError(f"the state of {self._share.name} has no {key!r}; it has {', '.join(self)}")
-        if value is None:  # a momentum that there is not yet
-            value = torch.zeros(self._share.count)
-        else:
+        if value is not None:
             self._check_tensor(key, value)
-            value = self._share.part(value)
-        self._engine.write(self._share.index, self._kinds[key], value)
+        self._set_tensor(key, value)
         self.was_set = True
+
+    def _set_tensor(self, key: str, value: Any) -> None:
+        """None: a momentum that there is not yet."""
+        part = torch.zeros(self._share.count) if value is None else self._share.part(value)
+        self._engine.write(self._share.index, self._kinds[key], part)
 
     def __delitem__(self, key: str) -> None:
         raise ArgumentError(f"the state of {self._share.name} cannot be taken out of the optimizer")
@@ -108,13 +110,11 @@ class Entry(MutableMapping[str, Any]):
     def _check_tensor(self, key: str, value: Any) -> None:
         words = f"{key!r} in the state of {self._share.name}"
         self._share.check_like(value, words)
-        kind = self._kinds.get(key, self._known.get(key))
-        if kind != lib.MASTER:  # which is infinite where the parameter is
-            check_moment(local_of(value), words, may_be_negative=kind != lib.EXP_AVG_SQ)
+        if self._kinds.get(key, self._known.get(key)) == lib.EXP_AVG_SQ:
+            require_squares(local_of(value), words)
 
     def load(self, values: "Mapping[str, Any]") -> None:
-        """Sets all of it. Missing values are as at the beginning; a missing master is the parameter."""
-        self.check(values)
+        """Sets all of it, which check() has seen. Missing values are as at the beginning; a missing master is the parameter."""
         if not values and not self.has_begun:
             return
         self.add_kinds({key: self._known[key] for key in values if key in self._known and values[key] is not None})
@@ -122,30 +122,38 @@ class Entry(MutableMapping[str, Any]):
         for key in self._kinds:
             if key == "master":
                 master = values.get(key)
-                self[key] = self._share.parameter.float() if master is None else master
+                self._set_tensor(key, self._share.parameter.float() if master is None else master)
             else:
-                self[key] = values.get(key)
+                self._set_tensor(key, values.get(key))
         self.was_set = len(values) > 0
 
 
 class States(MutableMapping[Any, Any]):
     """The entries by parameter. Assigning to one sets it. As torch's, it is empty until there is an update or something is assigned, since
-    helpers as accelerate's prepare() copy what is in it. But the entry of any parameter is there for those who ask."""
+    helpers as accelerate's prepare() copy what is in it. But the entry of any parameter is there for those who ask. `taken`: the
+    optimizer's, of parameters whose gradient is no longer in p.grad."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: "Collection[int]") -> None:
         self._entries: "dict[Any, Entry]" = {}
+        self._taken = taken
 
-    def __bool__(self) -> bool:
+    @property
+    def has_begun(self) -> bool:
         return any(entry.has_begun for entry in self._entries.values())
 
+    def __bool__(self) -> bool:
+        """True also where gradients have been taken. torch.distributed.checkpoint makes a step with zeros where there is neither a state
+        nor a gradient in p.grad, and leaves an lr of 0 behind where that step is refused."""
+        return len(self._taken) > 0 or self.has_begun
+
     def __len__(self) -> int:
-        return len(self._entries) if self else 0
+        return len(self._entries) if self.has_begun else 0
 
     def __iter__(self) -> "Iterator[Any]":
-        return iter(self._entries if self else ())
+        return iter(self._entries if self.has_begun else ())
 
     def __contains__(self, key: object) -> bool:
-        return key in self._entries and bool(self)
+        return key in self._entries and self.has_begun
 
     def __getitem__(self, key: Any) -> Entry:
         return self._entries[key]
@@ -157,6 +165,7 @@ class States(MutableMapping[Any, Any]):
         if key not in self._entries:
             raise ArgumentError("this tensor is not a parameter of the optimizer")
         if value is not self._entries[key]:
+            self._entries[key].check(value)
             self._entries[key].load(value)
 
     def replace(self, values: Any) -> None:

@@ -11,6 +11,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_  # before any optimizer is made
 
 import sluice_offload as sluice
@@ -602,6 +603,95 @@ def test_a_model_is_not_offloaded_under_an_optimizer(place, config, options):  #
     made.step()
     assert made.gradient_norm > 0
     made.close()
+
+
+def test_a_model_is_offloaded_behind_an_optimizer_that_nothing_names(place, config):  # noqa: F811
+    """A cell of a notebook makes it and fails: the exception keeps it. So does a cycle, until Python's collector runs."""
+    model = tiny()
+
+    def fail():
+        ours = optim.AdamW(model.parameters(), gradients="backward", config=place())
+        raise ValueError(len(ours.param_groups))
+
+    def last_of(call):
+        try:
+            call()
+        except (ValueError, sluice.ArgumentError) as error:
+            return error
+        return None
+    last = last_of(fail)
+    last = last_of(lambda: sluice.offload(model, config))  # in the place of the one before
+    assert "no name for it any more, an exception has kept it" in str(last)
+    made = sluice.offload(model, config)
+    made.close()
+
+    model = tiny()
+    gc.disable()
+    try:
+        ours = optim.AdamW(model.parameters(), overlap="forward", modules=model, config=place())
+        ours.cycle = ours
+        del ours
+        sluice.offload(model, config).close()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("wrong", [{"modules": "model"}, {"modules": [nn.Linear(1, 1)]}, {"modules": None}, {"config": {"memory": {"host": "1"}}}])
+def test_a_constructor_that_fails_takes_no_parameters(place, wrong):  # noqa: F811
+    model, reference = tiny(), tiny()
+    ours, theirs = (optim.AdamW(m.parameters(), lr=1e-3, gradients="backward", clip_norm=1.0, config=place()) for m in (model, reference))
+    for m in (model, reference):
+        m(*batch(0)).backward()
+    with pytest.raises(sluice.SluiceError, match="modules|memory.host"):
+        optim.AdamW(model.parameters(), **{"gradients": "backward", "overlap": "forward", "modules": model, "config": place(), **wrong})
+    gc.collect()
+    assert all(p.grad is None for p in model.parameters())
+    ours.step()
+    theirs.step()
+    for i in range(1, 3):
+        assert step_of(model, ours, i, clip=0) == step_of(reference, theirs, i, clip=0)
+    ours.close()
+    theirs.close()
+
+
+def test_a_module_that_takes_no_hooks_takes_no_parameters(place, monkeypatch):  # noqa: F811
+    """The last that can fail in a constructor."""
+    model = tiny()
+    before = optim.AdamW(model.parameters(), gradients="backward", clip_norm=1.0, config=place())
+    model(*batch(0)).backward()
+
+    def fail(*_, **__):
+        raise RuntimeError("no hooks here")
+    monkeypatch.setattr(model.norm, "register_state_dict_pre_hook", fail)
+    with pytest.raises(RuntimeError, match="no hooks here"):
+        optim.AdamW(model.parameters(), gradients="backward", overlap="forward", modules=model, config=place())
+    assert all(p.grad is None for p in model.parameters())
+    kept = [p.detach().clone() for p in model.parameters()]
+    before.step()
+    assert any(not torch.equal(p, q) for p, q in zip(kept, model.parameters()))
+    before.close()
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_checkpoint_of_torch_between_backward_and_the_first_step(place, clip_norm, begins_anew):  # noqa: F811
+    """Its helper makes a step with zeros where it finds neither a state nor a gradient, and an lr of 0 remains where that is refused."""
+    model, reference = tiny(), tiny()
+    ours, theirs = (optim.AdamW(m.parameters(), lr=1e-3, gradients="backward", clip_norm=clip_norm, config=place()) for m in (model, reference))
+    for m, optimizer in ((model, ours), (reference, theirs)):
+        m(*batch(0)).backward()
+        if begins_anew:
+            optimizer.state = {}
+    saved = get_optimizer_state_dict(model, ours)
+    assert len(saved["state"]) == (0 if clip_norm or begins_anew else len(list(model.parameters())))
+    assert ours.param_groups[0]["lr"] == 1e-3 and all(p.grad is None for p in model.parameters())
+    assert len(ours.state) == len(saved["state"]) and len(list(ours.state)) == len(ours.state_dict()["state"]) == len(saved["state"])
+    ours.step()
+    theirs.step()
+    for i in range(1, 3):
+        assert step_of(model, ours, i, clip=0) == step_of(reference, theirs, i, clip=0)
+    ours.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize("gradients", ["step", "backward"])
