@@ -3,6 +3,7 @@
 
     tools/mutate.py                        every mutant of tests/mutation/mutants.json
     tools/mutate.py --from 10 --count 5    those from the 11th on
+    tools/mutate.py --piece 2/12           the second of twelve pieces of equal length
     tools/mutate.py --only fw_wait,op_next
     tools/mutate.py --list                 the names, and what they change
     tools/mutate.py --check                whether every line is still there, without building
@@ -193,11 +194,20 @@ class Workshop:
             path.write_text(whole, encoding="utf-8")
 
 
+def piece(text):
+    """(2, 12) for "2/12"."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f'"{text}" is not I/N with I from 1 to N')
+    return int(match[1]), int(match[2])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=pathlib.Path, default=LIST, help="the list (default: tests/mutation/mutants.json)")
     parser.add_argument("--from", dest="first", type=int, default=0, help="how many of the list to leave out at its beginning")
     parser.add_argument("--count", type=int, help="how many to try")
+    parser.add_argument("--piece", type=piece, help="I/N: the I-th of N pieces of the list")
     parser.add_argument("--only", help="names, separated by commas")
     parser.add_argument("--equivalent", action="store_true", help="also those that are said to change nothing")
     parser.add_argument("--list", action="store_true", help="print the mutants and end")
@@ -215,6 +225,9 @@ def main():
             parser.error(f"no such mutants: {', '.join(sorted(unknown))}")
         mutants = [mutant for mutant in mutants if mutant["name"] in names]
     mutants = mutants[options.first:][:options.count]
+    if options.piece:
+        index, pieces = options.piece
+        mutants = mutants[len(mutants) * (index - 1) // pieces:len(mutants) * index // pieces]
     if options.list:
         for mutant in mutants:
             print(f"{mutant['name']}: {mutant['what']} ({mutant['file']})")

@@ -2,24 +2,53 @@
 # Builds Sluice and runs each test at least once: in a release build, or under AddressSanitizer and
 # UndefinedBehaviorSanitizer, or in both (CONTRIBUTING.md, labels), and the tests of the package for PyTorch, for which torch
 # is fetched from the package index into build/torch once. Installs missing Debian packages first.
-#   --slow      also what one of these builds leaves to the other, ThreadSanitizer, the tests labelled slow, each source
-#               compiled alone, two builds compared, and Sluice installed in fresh roots of Debian
+#   --slow      also all parts of the list below, one after another
+#   --part NAME only this part, which needs none of the others; may be given several times
 #   --cases N   how many cases each randomized test runs (default: a fixed number of each test; 50 times that in the
-#               release build with --slow: under sanitizers it would take days)
+#               parts "cases" and "long")
 #   --seed N    where the randomized tests begin (default: 1); a failing test prints the seed that repeats it
 #   --jobs N    parallel compile jobs (default: the processors); twice as many tests run side by side, since they often
 #               wait for drives, messages and deadlines
+# Parts of --slow, each of which is to end within 80 minutes on two cores:
+#   sanitizers  what is left to --slow under AddressSanitizer: three in four pieces of long suites, programs of tests/tools,
+#               and examples built against the installed package
+#   threads     all tests of processors, files and suites under ThreadSanitizer
+#   cases       the tests of the release build, with 50 times the cases of the randomized ones
+#   long        the tests labelled slow, and the suites that the release build leaves to the sanitizers, with as many cases
+#   copies      the engine's tests with copies on the host device (memory.unified off)
+#   guard       the engine's tests with memory that only leases may use (memory.guard on)
+#   frameworks  the package for PyTorch under transformers, accelerate, lightning, peft, bitsandbytes and DeepSpeed
+#   wheels      the wheel that holds its libraries, under the oldest torch and the newest
+#   alone       each source compiled alone
+#   twice       two builds in different folders, compared
+#   roots       Sluice installed in fresh roots of Debian
+#   mutants-I   piece I of 1 to 12 of tests/mutation/mutants.json: one line of the source broken at a time
+#   objects     symbols and unused functions, in a build of one object per source
 # Exits with 0 when everything passed. Build trees: build/release, build/asan, build/tsan.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/test.sh; }
 
+parts=(sanitizers threads cases long copies guard frameworks wheels alone twice roots)
+pieces=12  # of the mutants
+for ((piece = 1; piece <= pieces; ++piece)); do parts+=("mutants-$piece"); done
+parts+=(objects)
+
 slow=no
+chosen=()
 jobs=$(nproc)
 while [[ $# -gt 0 ]]; do
   case $1 in
     --slow) slow=yes ;;
+    --part)
+      if [[ " ${parts[*]} " != *" ${2:-} "* ]]; then
+        echo "tools/test.sh: --part needs one of: ${parts[*]}" >&2
+        exit 2
+      fi
+      chosen+=("$2")
+      shift
+      ;;
     --cases | --seed | --jobs)
       if [[ ! ${2:-} =~ ^[0-9]+$ ]]; then
         echo "tools/test.sh: $1 needs a number" >&2
@@ -44,8 +73,10 @@ while [[ $# -gt 0 ]]; do
   esac
   shift
 done
-scale=1
-[[ $slow == yes ]] && scale=${SLUICE_TEST_CASES_SCALE:-50}
+if [[ $slow == yes && ${#chosen[@]} -gt 0 ]]; then
+  echo "tools/test.sh: --slow runs all parts, --part some of them: give one of the two" >&2
+  exit 2
+fi
 
 say() { printf '\n==> [%4d s] %s\n' "$SECONDS" "$*"; }
 
@@ -100,16 +131,6 @@ end_all() {
 build_last() {
   renice -n 19 "$BASHPID" >/dev/null
   build "$@"
-}
-
-# Sees what builds of several sources at a time do not: an #include that is missing.
-build_alone() {
-  cmake --preset dev >build/dev.configure.log 2>&1 || {
-    cat build/dev.configure.log >&2
-    return 1
-  }
-  cmake --build build/dev --target sluice_git_commit
-  tools/compile_alone.py build/dev --jobs "$jobs"
 }
 
 # run PRESET CTEST-ARGUMENTS...
@@ -223,18 +244,123 @@ test_wheels() {
   done
 }
 
+# Those that train with the host device. All other runs have memory.unified auto.
+engine_tests='activation|allocation|announce|durable|engine|misuse|opaque_unit|restore|scheduler_fuzz|sharding|simulated_order|step_norm'
+
+test_engine() {
+  run release --label-regex '^(io|sanitized)$' --tests-regex "^($engine_tests)_test[.]"
+}
+
+# A build that is there is made anew as far as sources have changed since.
+build_release() { build release "${cuda[@]}"; }
+
+part_sanitizers() {
+  build asan
+  run asan --tests-regex '^package[.]' --label-regex '^command$'
+  cmake --build build/asan --parallel "$jobs" --target sluice_more_tests
+  run_asan --label-regex '^more$'
+}
+
+part_threads() {
+  build tsan -DSLUICE_CUDA=AUTO  # for the code over CUDA and NCCL, with stand-ins for both
+  cmake --build build/tsan --parallel "$jobs" --target sluice_more_tests
+  run tsan --label-regex '^(cpu|io|more)$'
+  run tsan --tests-regex '^package[.](sine|resume|line)[.]static[.]cmake$' --label-regex '^command$'
+}
+
+part_cases() {
+  build_release
+  SLUICE_TEST_CASES_SCALE=${SLUICE_TEST_CASES_SCALE:-50} run release --label-exclude '^(slow|sanitized)$'
+}
+
+part_long() {
+  build_release
+  SLUICE_TEST_CASES_SCALE=${SLUICE_TEST_CASES_SCALE:-50} run release --label-regex '^(slow|sanitized)$'
+}
+
+part_copies() {
+  build_release
+  SLUICE_TEST_UNIFIED=off test_engine
+}
+
+part_guard() {
+  build_release
+  SLUICE_TEST_GUARD=on test_engine
+}
+
+part_frameworks() {
+  build_release
+  test_frameworks
+}
+
+part_wheels() {
+  build_release
+  test_wheels
+}
+
+# Sees what builds of several sources at a time do not: an #include that is missing.
+part_alone() {
+  cmake --preset dev >build/dev.configure.log 2>&1 || {
+    cat build/dev.configure.log >&2
+    return 1
+  }
+  cmake --build build/dev --target sluice_git_commit
+  tools/compile_alone.py build/dev --jobs "$jobs"
+}
+
+part_twice() { tools/reproducible.sh -DSLUICE_CUDA=OFF; }
+
 # Each way to install, in a fresh root of Debian. The page of results is left as it is: build/install.md has this run's.
-install_afresh() {
+part_roots() {
   local status=0
   tools/install_trial.sh --output build/install.md || status=$?
   [[ $status == 77 ]] || return "$status"
 }
 
-# Those that train with the host device. All other runs have memory.unified auto.
-engine_tests='activation|allocation|announce|durable|engine|misuse|opaque_unit|restore|scheduler_fuzz|sharding|simulated_order|step_norm'
+part_mutants() { tools/mutate.py --jobs "$jobs" --piece "$1/$pieces"; }
+
+part_objects() {
+  cmake -G Ninja -S . -B build/objects -DCMAKE_BUILD_TYPE=RelWithDebInfo "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG" \
+    -DSLUICE_CUDA=OFF -DSLUICE_NCCL=OFF >build/objects.configure.log 2>&1 || {
+    cat build/objects.configure.log >&2
+    return 1
+  }
+  cmake --build build/objects --parallel "$jobs" --target sluice sluice_mpi sluice_c
+  tests/symbols_test.py build/objects
+  tests/dead_functions_test.py build/objects
+}
+
+# All of them, whatever fails before. Not to be called in a condition, where `set -e` has no effect.
+run_parts() {
+  local part begin status failed=()
+  for part in "$@"; do
+    say "part \"$part\""
+    begin=$SECONDS
+    set +e
+    (
+      set -e
+      case $part in
+        mutants-*) part_mutants "${part#mutants-}" ;;
+        *) "part_$part" ;;
+      esac
+    )
+    status=$?
+    set -e
+    if [[ $status == 0 ]]; then
+      say "part \"$part\" passed in $((SECONDS - begin)) s"
+    else
+      say "part \"$part\" FAILED after $((SECONDS - begin)) s"
+      failed+=("$part")
+    fi
+  done
+  if [[ ${#failed[@]} -gt 0 ]]; then
+    say "parts that failed: ${failed[*]}"
+    return 1
+  fi
+}
 
 tools/install_packages.sh run test
-if [[ $slow == yes ]]; then tools/install_packages.sh slow; fi
+if [[ $slow == yes || ${#chosen[@]} -gt 0 ]]; then tools/install_packages.sh slow; fi
 mkdir -p build
 
 # CUDA code is compiled for the card that is here, else for the default architecture.
@@ -244,11 +370,17 @@ if capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/
   cuda=("-DSLUICE_CUDA_ARCHITECTURES=${BASH_REMATCH[1]}${BASH_REMATCH[2]}-real")
 fi
 
-build release "${cuda[@]}"
+if [[ ${#chosen[@]} -gt 0 ]]; then
+  run_parts "${chosen[@]}"
+  say "these parts passed: ${chosen[*]}"
+  exit 0
+fi
+
+build_release
 begin asan build_last asan
 # A failure does not hide another beside it: each is told before the end.
 status=0
-SLUICE_TEST_CASES_SCALE=$scale run release --label-exclude '^(slow|sanitized)$' || status=1
+run release --label-exclude '^(slow|sanitized)$' || status=1
 await asan || status=1
 [[ $status == 0 ]] || exit "$status"
 lost=$(comm -23 <(suites release '^sanitized$') <(suites asan '^(cpu|io)$'))
@@ -260,31 +392,5 @@ begin torch test_torch
 run_asan --label-regex '^(cpu|io)$' || status=1
 await torch || status=1
 [[ $status == 0 ]] || exit "$status"
-if [[ $slow == yes ]]; then
-  run asan --tests-regex '^package[.]' --label-regex '^command$'
-  cmake --build build/asan --parallel "$jobs" --target sluice_more_tests
-  run_asan --label-regex '^more$'
-  build tsan -DSLUICE_CUDA=AUTO  # for the code over CUDA and NCCL, with stand-ins for both
-  cmake --build build/tsan --parallel "$jobs" --target sluice_more_tests
-  run tsan --label-regex '^(cpu|io|more)$'
-  run tsan --tests-regex '^package[.](sine|resume|line)[.]static[.]cmake$' --label-regex '^command$'
-  SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^(slow|sanitized)$'
-  say "testing the engine with copies on the host device (memory.unified off)"
-  SLUICE_TEST_UNIFIED=off run release --label-regex '^(io|sanitized)$' --tests-regex "^($engine_tests)_test[.]"
-  say "testing the engine with memory that only leases may use (memory.guard on)"
-  SLUICE_TEST_GUARD=on run release --label-regex '^(io|sanitized)$' --tests-regex "^($engine_tests)_test[.]"
-  test_frameworks
-  test_wheels
-  say "compiling each source alone"
-  build_alone
-  say "building twice in different folders"
-  tools/reproducible.sh -DSLUICE_CUDA=OFF
-  say "installing in fresh roots"
-  install_afresh
-  say "breaking one line at a time"
-  tools/mutate.py --jobs "$jobs"
-  say "looking at the objects of that build, each of one source"
-  tests/symbols_test.py build/mutation/build/mutants
-  tests/dead_functions_test.py build/mutation/build/mutants
-fi
+if [[ $slow == yes ]]; then run_parts "${parts[@]}"; fi
 say "all tests passed"
