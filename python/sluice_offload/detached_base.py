@@ -27,6 +27,7 @@ from .units import is_of_torch
 from .waits import Parameters, Waits
 
 GRADIENT_BYTES = 64 << 20  # of updates under way, in backward or over copies: enough for a drive to be busy
+FROZEN_BYTES = 64 << 20  # of the state of frozen parameters; less is not worth a warning
 _MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampening")
 
 
@@ -245,6 +246,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
                 raise OutOfMemoryError(f"{error}; {len(frozen)} of the {len(shares)} parameters, of {sum(frozen)} elements, are frozen. "
                                        "Those that stay so need no state: give the optimizer those with requires_grad") from error
             raise
+        self._warn_of_frozen(shares)
         self._shares = {id(share.parameter): share for share in shares}
         self._without_state, self._begun_elements = without, 0
         self._of_module.clear()
@@ -256,6 +258,17 @@ class DetachedOptimizer(torch.optim.Optimizer):
                     continue
                 states.add(p, Entry(self._shares[id(p)], self._engine, self._moments(group), self._kinds, has_step))
         self.state = states
+
+    def _warn_of_frozen(self, shares: "list[Share]") -> None:
+        """torch's optimizers make the state of a parameter at its first gradient, so programs hand over frozen ones as well. The engine
+        plans all places beforehand."""
+        assert self._engine is not None
+        report = self._engine.report()
+        frozen = [share.count for share in shares if not share.parameter.requires_grad]
+        taken = (report.host_bytes + report.nvme_bytes) * sum(frozen) // max(1, sum(share.count for share in shares))
+        if taken >= FROZEN_BYTES:
+            logger.warning("%d of the %d parameters are frozen, and about %.0f MiB of the state is theirs; give the optimizer only those with "
+                           "requires_grad, unless others are unfrozen later", len(frozen), len(shares), taken / 2**20)
 
     @property
     def state(self) -> Any:

@@ -802,6 +802,16 @@ def test_state_of_frozen_parameters_that_does_not_fit_names_them(place):
     optim.AdamW([x for x in (frozen, p) if x.requires_grad], config=place("host", "1MiB")).close()
 
 
+def test_state_of_frozen_parameters_is_told(place, caplog):
+    frozen, p = nn.Parameter(torch.ones(9 << 20), requires_grad=False), nn.Parameter(torch.zeros(8))
+    for parameters, expected in (([frozen, p], ["1 of the 2 parameters are frozen, and about 72 MiB of the state is theirs"]), ([p], [])):
+        caplog.clear()
+        with caplog.at_level("WARNING", "sluice_offload"):
+            optim.AdamW(parameters, config=place("host", "256MiB")).close()
+        told = [record.getMessage().partition(";")[0] for record in caplog.records if "frozen" in record.getMessage()]
+        assert told == expected
+
+
 def test_remedies_that_work(place):
     """Those that the messages name: of a checkpoint of the other Adam, and of a parameter that has become another."""
     p = nn.Parameter(torch.ones(8))
