@@ -150,7 +150,7 @@ class Engine:
         self._lease_pointer = C.byref(self._lease)
         self.world = world
         self._pid = os.getpid()
-        self._last_saved: "Optional[str]" = None  # by replace_state()
+        self._last_saved: "Optional[str]" = None  # that replace_state() has waited for, and saved() will return
         self.end_idle_step: "Callable[[bool], None]" = lambda changes: None  # of the walk; before values are read or replaced
         self._norm_group: "Optional[tuple[Any, Any, int]]" = None  # what C calls lives here
         self._norm_failure: "Optional[BaseException]" = None
@@ -332,6 +332,7 @@ class Engine:
         """The same, beside training."""
         os.makedirs(root, exist_ok=True)
         self._lib.begin_save(self._handle, os.fsencode(root), keep, application.encode())
+        self._last_saved = None  # else saved() would return it, and wait for nothing
 
     def saved(self, waits: bool) -> Optional[str]:
         """The path of the checkpoint that begin_save() began, once: when it has appeared, or, with `waits`, after waiting."""

@@ -456,6 +456,12 @@ def test_another_checkpoint_ends_no_save_under_way(config, tmp_path):
     optimizer.load_checkpoint(first)
     assert optimizer._engine.applied_step() == 1
     assert optimizer.poll_save() == str(root / "step-000000002") and optimizer.finish_save() is None
+    for name in ("a", "b"):  # nobody asks for the path of the first
+        optimizer.begin_save(tmp_path / name)
+        optimizer.load_checkpoint(first)
+        assert (tmp_path / name / "step-000000001").is_dir(), name
+    optimizer.begin_save(tmp_path / "c")
+    assert optimizer.finish_save() == str(tmp_path / "c" / "step-000000001") and optimizer.finish_save() is None
     optimizer.close()
     resumed = sluice.offload(tiny(seed=5), config, units=[Block], restore=root / "step-000000002")
     assert resumed._engine.applied_step() == 2
