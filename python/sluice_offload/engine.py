@@ -132,6 +132,10 @@ def complete_config(config: "dict[str, Any]", units: Units, processes: int = 1, 
     return config
 
 
+def _shape_text(shape: "list[int]", is_opaque: bool) -> str:
+    return f"shape {shape}{', in opaque words' if is_opaque else ''}"
+
+
 def _close_at_exit(reference: "weakref.ref[Engine]") -> None:
     engine = reference()
     if engine is not None:
@@ -374,33 +378,50 @@ class Engine:
 
     def _require_same_model(self, folder: "str | os.PathLike[str]", converts: bool) -> None:
         """Before anything is changed. The engine sees what is wrong with a description that cannot be read."""
+        own_settings, own = json.loads(self._config), self._described()
         try:
             with open(os.path.join(folder, "sluice_state.json"), encoding="utf-8") as file:
                 description = json.load(file)
-            saved = {tensor["name"]: (list(tensor["shape"]), bool(tensor["frozen"])) for tensor in description["model"]}
+            saved = {tensor["name"]: [list(tensor["shape"]), bool(tensor["frozen"]), bool(tensor.get("opaque", False))]
+                     for tensor in description["model"]}
             kinds = [description["optimizer"]["type"], description["precision"], description["optimizer"].get("state", "fp32")]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return
-        own_settings = json.loads(self._config)
         optimizer = own_settings["optimizer"]
         own_kinds = [optimizer.get("type", "adamw"), own_settings["precision"]["parameters"], optimizer.get("state", "fp32")]
-        for key, found, own in zip(("optimizer.type", "precision.parameters", "optimizer.state"), kinds, own_kinds):
-            if found != own and not (converts and key != "optimizer.type"):
+        for key, found, ours in zip(("optimizer.type", "precision.parameters", "optimizer.state"), kinds, own_kinds):
+            if found != ours and not (converts and key != "optimizer.type"):
                 remedy = ("convert=True takes the masters over exactly" if key != "optimizer.type" else "their moments mean different things; "
                           "the values alone can be given to the model before offload()")
                 raise ArgumentError(f"{os.fspath(folder)} was saved with {key} {json.dumps(found)}, and this training has "
-                                    f"{json.dumps(own)}; {remedy}; the state is as before")
-        for unit in self._units.units:
-            for member in () if unit.is_opaque else unit.members:
-                own_shape, found_shape = list(member.parameter.shape), saved.get(member.name, (None, None))[0]
-                if found_shape != own_shape:
-                    there = "has none" if found_shape is None else f"has one of shape {found_shape}"
-                    raise ArgumentError(f"{os.fspath(folder)} is of another model: this one has a {member.name} of shape {own_shape}, "
-                                        f"and the checkpoint {there}; the state is as before")
-                if saved[member.name][1] != unit.is_frozen and not converts:
-                    raise ArgumentError(f"{os.fspath(folder)} has {member.name} {'frozen' if saved[member.name][1] else 'trained'}, and "
-                                        f"it is {'frozen' if unit.is_frozen else 'trained'} here; convert=True starts with zero moments where a "
-                                        "tensor was frozen; the state is as before")
+                                    f"{json.dumps(ours)}; {remedy}; the state is as before")
+        for name, (shape, is_frozen, is_opaque) in own.items():
+            found_shape, was_frozen, was_opaque = saved.pop(name, (None, False, False))
+            if is_opaque and was_opaque and kinds[1] in _TYPES and _TYPES[kinds[1]].itemsize != self.dtype.itemsize:
+                raise ArgumentError(f"{os.fspath(folder)} was saved with precision.parameters {json.dumps(kinds[1])}, and the words of "
+                                    f"{name}, which is opaque, have another size then; the state is as before")
+            if (found_shape, was_opaque) != (shape, is_opaque):
+                there = "has none" if found_shape is None else f"has one of {_shape_text(found_shape, was_opaque)}"
+                raise ArgumentError(f"{os.fspath(folder)} is of another model: this one has a {name} of {_shape_text(shape, is_opaque)}, "
+                                    f"and the checkpoint {there}; the state is as before")
+            if was_frozen != is_frozen and not converts:
+                raise ArgumentError(f"{os.fspath(folder)} has {name} {'frozen' if was_frozen else 'trained'}, and "
+                                    f"it is {'frozen' if is_frozen else 'trained'} here; convert=True starts with zero moments where a "
+                                    "tensor was frozen; the state is as before")
+        if saved:
+            name, (shape, _, is_opaque) = next(iter(saved.items()))
+            raise ArgumentError(f"{os.fspath(folder)} is of another model: it has a {name} of {_shape_text(shape, is_opaque)}, and this one has "
+                                "none; the state is as before")
+
+    def _described(self) -> "dict[str, list[Any]]":
+        """Shape of each tensor, and whether it is frozen and opaque, by name, as a checkpoint has them: also those of other ranks alone."""
+        size = self.dtype.itemsize
+        own = {member.name: [[-(-member.parameter.nbytes // size)] if unit.is_opaque else list(member.parameter.shape),
+                             unit.is_frozen, unit.is_opaque]
+               for unit in self._units.units for member in unit.members}
+        if self.world is None or not any(unit.is_local for unit in self._units.units):
+            return own
+        return {name: tensor for of_rank in self.world.exchange(own) for name, tensor in of_rank.items()}
 
     def _application_text(self) -> str:
         text = C.c_char_p()

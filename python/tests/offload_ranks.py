@@ -502,17 +502,26 @@ def case_local(folder):
         ways = [layer.ways for layer in model.layers]
         assert ways != optimizer._engine.world.exchange(ways)[1 - RANK], "both ranks' tokens went the same ways, which tells nothing"
         again = copy.deepcopy(reference), copy.deepcopy(theirs.state_dict())
+
+        def saved_reference():
+            reference = copy.deepcopy(again[0])
+            theirs = adamw(reference, config_of(folder, stage))
+            theirs.load_state_dict(copy.deepcopy(again[1]))
+            return reference, theirs
+
         train_both(reference, theirs, model, optimizer, range(3, 5))
         saved = {name: value.clone() for name, value in model.state_dict().items()}
+        optimizer.load_checkpoint(folder / str(stage) / "latest")  # which has the experts of both
+        reference, theirs = saved_reference()
+        train_both(reference, theirs, model, optimizer, range(3, 5))
+        assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
         optimizer.close()
         for first in (RANK, 1 - RANK):
             other = spread(Mixture(), first)
             resumed = sluice.offload(other, config_of(folder, 4 - stage), units=[torch.nn.Linear], local=[Expert],
                                      restore=folder / str(stage) / "latest")
             assert resumed.application == "spread"
-            reference = copy.deepcopy(again[0])
-            theirs = adamw(reference, config_of(folder, stage))
-            theirs.load_state_dict(copy.deepcopy(again[1]))
+            reference, theirs = saved_reference()
             train_both(reference, theirs, other, resumed, range(3, 5))
             check(other, reference)
             if first == RANK:

@@ -263,6 +263,35 @@ def test_a_checkpoint_of_the_same_bytes_in_another_shape_or_type_is_refused(conf
     optimizer.close()
 
 
+@pytest.mark.parametrize("saved, own, words", [
+    ("none", "named", r"this one has a 0.codes of shape \[2\], in opaque words, and the checkpoint has none"),
+    ("named", "none", r"it has a 0.codes of shape \[2\], in opaque words, and this one has none"),
+    ("named", "longer", r"a 0.codes of shape \[4\], in opaque words, and the checkpoint has one of shape \[2\], in opaque words"),
+    ("parameter", "named", r"a 0.codes of shape \[2\], in opaque words, and the checkpoint has one of shape \[2\]"),
+    ("named", "bf16", "was saved with precision.parameters \"fp32\", and the words of 0.codes, which is opaque, have another size")])
+def test_a_checkpoint_of_other_opaque_tensors_changes_nothing(config, tmp_path, monkeypatch, saved, own, words):
+    monkeypatch.setattr("sluice_offload.optimizer.OffloadOptimizer._require_same_opaque", lambda *_: None)  # texts of other programs
+
+    def make(kind):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(torch.bfloat16 if kind == "bf16" else torch.float32)
+        if kind == "parameter":
+            model[0].codes = nn.Parameter(torch.zeros(2), requires_grad=False)
+        elif kind != "none":
+            model[0].register_buffer("codes", torch.arange(16 if kind == "longer" else 8, dtype=torch.uint8))
+        return model, sluice.offload(model, {"optimizer": {"clip_norm": 1.0}}, lr=1e-2, buffers=["*.codes"] if hasattr(
+            model[0], "codes") and kind != "parameter" else ())
+
+    _, optimizer = make(saved)
+    folder = optimizer.save(tmp_path)
+    optimizer.close()
+    model, optimizer = make(own)
+    before = model.state_dict()
+    with pytest.raises(sluice.ArgumentError, match=f"{words}.*the state is as before"):
+        optimizer.load_checkpoint(folder, convert=own == "bf16")
+    assert all(same_bits(values, before[name]) for name, values in model.state_dict().items())
+    optimizer.close()
+
+
 def test_values_of_another_type_are_refused_before_anything_is_loaded(config, tmp_path):
     model = model_of()
     optimizer = sluice.offload(model, settings(config), units=[Adapted], lr=1e-2)
