@@ -436,6 +436,8 @@ class Engine:
 
     def finish_step(self, rate: float, group_rates: "Sequence[float]") -> lib.StepReport:
         """The gradient is the sum over the backward passes, as torch's is."""
+        if not rate >= 0:  # the C interface would take that for the rate of begin_step()
+            raise ArgumentError(f"the learning rate is {rate}; it must be finite and not negative")
         rates = (C.c_double * len(group_rates))(*group_rates) if group_rates else None
         options = lib.FinishOptions(rate, 1, rates, len(group_rates), 0)
         report = lib.StepReport()

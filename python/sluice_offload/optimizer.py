@@ -388,9 +388,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         except (ValueError, KeyError, TypeError):
             saved, groups, application = {}, None, text  # written by another program than this package
         self._require_same_opaque(saved)
-        if groups is not None and len(groups) != len(self.param_groups):
-            raise ArgumentError(f"the checkpoint has {len(groups)} param_groups, but the config's optimizer.groups make "
-                                f"{len(self.param_groups)}; use the config that it was saved with")
+        self._require_same_groups(groups)
         for group, values in zip(self.param_groups, groups or []):
             group.update(values)
         self._warn_of_hyperparameters(saved.get("hyperparameters") if isinstance(saved, dict) else None)
@@ -423,6 +421,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 raise ArgumentError(f"the checkpoint has {name} as {then[0]} of shape {tuple(then[1])}, but the model as {dtype} of "
                                     f"shape {tuple(shape)}, and keeps its bits; make the model as it was saved")
 
+    def _require_same_groups(self, saved: "Optional[list[Any]]") -> None:
+        if saved is not None and len(saved) != len(self.param_groups):
+            raise ArgumentError(f"the checkpoint has {len(saved)} param_groups, but the config's optimizer.groups make "
+                                f"{len(self.param_groups)}; use the config that it was saved with")
+
     def _check_text_of(self, folder: "str | os.PathLike[str]") -> None:
         """The same before anything is replaced, and for buffers of other shapes."""
         try:
@@ -433,6 +436,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return  # the engine says what is wrong with it, or another program wrote it
         self._require_same_opaque(saved)
+        self._require_same_groups(saved.get("param_groups") if isinstance(saved, dict) else None)
         assert self._walk is not None
         matching_buffers(self._walk.model, _buffers_of(saved), self._walk.units)
 

@@ -468,6 +468,22 @@ def test_another_checkpoint_ends_no_save_under_way(config, tmp_path):
     resumed.close()
 
 
+def test_a_checkpoint_with_other_groups_changes_nothing(config, tmp_path):
+    optimizer = sluice.offload(tiny(), config, units=[Block])
+    folder = optimizer.save(tmp_path / "run")
+    optimizer.close()
+    config["optimizer"]["groups"] = [{"tensors": ["*bias"], "weight_decay": 0.0}]
+    model = tiny(seed=5)
+    optimizer = sluice.offload(model, config, units=[Block])
+    train(model, optimizer, 1)
+    before = states(optimizer)
+    with pytest.raises(sluice.ArgumentError, match="the checkpoint has 1 param_groups, but the config's optimizer.groups make 2"):
+        optimizer.load_checkpoint(folder)
+    assert all(torch.equal(one, two) for one, two in zip(states(optimizer), before, strict=True))
+    assert optimizer._engine.applied_step() == 1
+    optimizer.close()
+
+
 def test_a_checkpoint_does_not_take_the_place_of_a_store(config, tmp_path):
     """Its newer commits would be gone."""
     config["storage"]["state"] = STORE

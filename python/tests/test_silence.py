@@ -2,6 +2,7 @@
 when its cure is taken out (cures.json)."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -311,3 +312,20 @@ def test_clipping_by_a_name_that_was_imported_before(config):
     ours.step()
     assert norm == pytest.approx(ours.gradient_norm) and norm > 0
     ours.close()
+
+
+@pytest.mark.parametrize("rate", [-5.0, math.nan, math.inf])
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_rate_that_is_none(config, rate, group):
+    """Set between forward and step(), where one that is negative would leave the rate as it was."""
+    config["optimizer"]["groups"] = [{"tensors": ["*bias"], "weight_decay": 0.0}]
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    model(*batch(0)).backward()
+    optimizer.param_groups[group]["lr"] = rate
+    with pytest.raises(sluice.ArgumentError, match="rate.* is .*; it must be finite and not negative"):
+        optimizer.step()
+    optimizer.param_groups[group]["lr"] = 1e-3
+    optimizer.step()
+    assert optimizer._engine.applied_step() == 1
+    optimizer.close()
