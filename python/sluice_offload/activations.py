@@ -83,8 +83,15 @@ class _InMemory:
         return self._tensor
 
 
+def _turned(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
+    """The same memory, read as conjugate or negative numbers, or if it was so before, as plain ones."""
+    tensor = tensor.conj() if is_conj else tensor
+    return torch._neg_view(tensor) if is_neg else tensor
+
+
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a dense tensor, in the order of its memory."""
+    tensor = _turned(tensor, tensor.is_conj(), tensor.is_neg())
     return torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
 
 
@@ -94,6 +101,7 @@ class _Saved:
     def __init__(self, store: "ActivationStore", number: int, tensor: torch.Tensor) -> None:
         self.store, self.number = store, number
         self.dtype, self.shape, self.stride = tensor.dtype, tensor.shape, tensor.stride()
+        self.is_conj, self.is_neg = tensor.is_conj(), tensor.is_neg()
         self.nbytes = tensor.numel() * tensor.itemsize
         self.memory: Optional[torch.Tensor] = None  # of a CPU, until it is written
         self.on_gpu: Optional[_InMemory] = None     # of a GPU, until its copy is made
@@ -120,7 +128,8 @@ class _Saved:
         return f"a file of {self.file.folder if self.file else 'no folder'}, [{self.offset}, +{rounded(self.nbytes)})"
 
     def tensor(self, memory: torch.Tensor) -> torch.Tensor:
-        return torch.as_strided(memory[:self.nbytes].view(self.dtype), self.shape, self.stride)
+        plain = torch.as_strided(memory[:self.nbytes].view(self.dtype), self.shape, self.stride)
+        return _turned(plain, self.is_conj, self.is_neg)
 
     def __del__(self) -> None:
         self.store._give_back(self)

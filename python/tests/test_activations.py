@@ -161,7 +161,9 @@ def test_tensors_of_every_kind(tmp_path):
     torch.manual_seed(1)
     base = torch.randn(64, 96)
     tensors = [base, base.t(), base[1:], base.bfloat16(), torch.arange(5000), base > 0, torch.randn(3, 40, 50).permute(2, 0, 1),
-               torch.randn(1, 4096), base[:, ::2], base.expand(3, 64, 96), torch.randn(10), torch.tensor(1.0)]
+               torch.randn(1, 4096), base[:, ::2], base.expand(3, 64, 96), torch.randn(10), torch.tensor(1.0),
+               torch.randn(64, 64, dtype=torch.complex64).conj(), torch.randn(64, 96, dtype=torch.complex128).t().conj(),
+               torch._neg_view(torch.randn(64, 64)), torch._neg_view(torch.randn(64, 64, dtype=torch.complex64).conj())]
     copies = [tensor.clone() for tensor in tensors]
     store = plain_store(tmp_path)
     packed = [store._pack(tensor) for tensor in tensors]
@@ -176,7 +178,38 @@ def test_tensors_of_every_kind(tmp_path):
             continue
         came = store._unpack(packed[i])
         assert torch.equal(came, copied) and came.stride() == one.stride() and came.dtype == one.dtype, i
+        assert (came.is_conj(), came.is_neg()) == (one.is_conj(), one.is_neg()), i
     store.close()
+
+
+class Spectral(nn.Module):
+    """Keeps conjugate views."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        for _ in range(4):
+            x = x + (torch.fft.fft(self.linear(x)).conj() * torch.fft.fft(self.linear(x + 1))).real / 64
+        return x.square().mean()
+
+
+def test_conjugate_views(config):
+    def train_one(settings):
+        torch.manual_seed(2)
+        model = Spectral()
+        optimizer = sluice.offload(model, settings, units=[nn.Linear])
+        losses = []
+        for _ in range(3):
+            loss = model(torch.randn(64, 64))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        optimizer.close()
+        return losses
+    assert train_one({**config, "activations": "nvme"}) == train_one(config)
 
 
 @pytest.mark.parametrize("shape, step, is_copied", [((10,), 1, False), ((64, 64), 2, False), ((64, 64), 1, True)])
