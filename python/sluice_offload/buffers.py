@@ -40,8 +40,8 @@ class SavedBuffers(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         dtype, shape, bits = self._entries[name]
-        data = bytearray(base64.b64decode(bits))
-        return torch.frombuffer(data, dtype=getattr(torch, dtype)).view(shape) if data else torch.empty(shape, dtype=getattr(torch, dtype))
+        data, kind = bytearray(base64.b64decode(bits)), getattr(torch, dtype)
+        return torch.frombuffer(data, dtype=kind).view(shape) if data else torch.empty(shape, dtype=kind, device="cpu")
 
     def __iter__(self) -> "Iterator[str]":
         return iter(self._entries)

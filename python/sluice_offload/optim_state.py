@@ -49,7 +49,7 @@ class Entry(MutableMapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key == "step" and self._has_step:
-            return torch.tensor(float(self.steps), dtype=torch.float32)
+            return torch.tensor(float(self.steps), dtype=torch.float32, device="cpu")
         if key == "master" and "master" in self._kinds:
             return self._share.whole(self._master())
         return self._share.whole(self._engine.read(self._share.index, self._kinds[key], self._share.count))
@@ -74,7 +74,7 @@ class Entry(MutableMapping[str, Any]):
 
     def _set_tensor(self, key: str, value: Any) -> None:
         """None: a momentum that there is not yet."""
-        part = torch.zeros(self._share.count) if value is None else self._share.part(value)
+        part = torch.zeros(self._share.count, device="cpu") if value is None else self._share.part(value)
         self._engine.write(self._share.index, self._kinds[key], part)
 
     def __delitem__(self, key: str) -> None:

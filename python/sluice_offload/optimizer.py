@@ -235,7 +235,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if error_if_nonfinite and norm is not None and not math.isfinite(norm):
             raise NonFiniteError("the norm of the gradients is not finite, so they cannot be clipped; optimizer.zero_grad() drops "
                                  "them, and error_if_nonfinite=False leaves them to step()")
-        return torch.tensor(self.gradient_norm if norm is None else norm)
+        return torch.tensor(self.gradient_norm if norm is None else norm, device=self._engine.place.device)
 
     def answer_wrapping(self, processes: Optional[int]) -> None:
         """Answers DistributedDataParallel around the model, over so many processes; None: over those that a launcher knows. There

@@ -180,7 +180,7 @@ class ProcessGroup:
                                 "find_unused_parameters=True gives all ranks the same")
 
     def gather_one(self, values: torch.Tensor, count: int) -> torch.Tensor:
-        whole = torch.empty(count, dtype=values.dtype)
+        whole = torch.empty(count, dtype=values.dtype, device=values.device)
         begin, end = self.bounds(count, self.rank)
         whole[begin:end] = values
         self._gather([whole])

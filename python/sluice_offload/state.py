@@ -196,7 +196,7 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
         self.check_dtype(name)
         path, begin, end, dtype, shape = self._places[name]
         assert isinstance(dtype, torch.dtype)
-        values = torch.empty(tuple(shape), dtype=dtype)
+        values = torch.empty(tuple(shape), dtype=dtype, device="cpu")
         with open(path, "rb", buffering=0) as file:
             file.seek(begin)
             view = memoryview((C.c_char * (end - begin)).from_address(values.data_ptr()) if end != begin else b"").cast("B")

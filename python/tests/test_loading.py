@@ -96,6 +96,23 @@ def test_files(pair, config, tmp_path):
     assert_still_right(pair)
 
 
+def test_a_default_device_is_the_programs(pair, tmp_path):
+    """As torch.set_default_device() sets it."""
+    reference, model, _, ours = pair
+    with torch.device("meta"):
+        sluice.save_safetensors(model, tmp_path / "file")
+        folder = ours.save(tmp_path / "run")
+    before = model.state_dict()
+    model.load_state_dict(tiny(seed=8).state_dict())
+    with torch.device("meta"):
+        assert sluice.load_safetensors(model, tmp_path / "file") == []
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with torch.device("meta"):
+        ours.load_checkpoint(folder)
+        assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).device.type == "cpu"
+    assert_still_right(pair)
+
+
 class Wider(Tiny):
     def __init__(self, **options):
         super().__init__(**options)

@@ -247,6 +247,30 @@ def test_state_dicts_go_to_torch_and_back(place):
         optimizer.close()
 
 
+def test_a_default_device_is_the_programs(place):
+    """As torch.set_default_device() sets it."""
+    model = tiny(width=64)
+    ours = optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, config=place())
+    step_of(model, ours, 0)
+    before = copy.deepcopy(ours.state_dict())
+    with torch.device("meta"):
+        saved = ours.state_dict()
+    assert all(torch.equal(a["momentum_buffer"], b["momentum_buffer"])
+               for a, b in zip(saved["state"].values(), before["state"].values(), strict=True))
+    with torch.device("meta"):
+        ours.load_state_dict({**saved, "state": {key: {**entry, "momentum_buffer": None} for key, entry in saved["state"].items()}})
+    assert not any(entry["momentum_buffer"].any() for entry in ours.state_dict()["state"].values())
+    ours.close()
+    ours = optim.AdamW(model.parameters(), lr=1e-2, config=place())
+    model(*batch(1)).backward()
+    with torch.device("meta"):
+        ours.step()
+        saved = ours.state_dict()
+        ours.load_state_dict(saved)
+    assert all(entry["step"].item() == 1 for entry in saved["state"].values())
+    ours.close()
+
+
 @pytest.mark.parametrize("tier,count", [("host", 300), ("nvme", 40000)])
 def test_a_momentum_that_is_zero_for_a_while_is_left_alone(place, tier, count):
     """As in torch, also through a checkpoint that is made in between."""
