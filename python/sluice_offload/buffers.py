@@ -68,7 +68,7 @@ class BufferText:
             self._warn(f"buffers {', '.join(sorted(set(kept) - set(plain))[:3])} are sparse or quantized, which checkpoints of Sluice cannot "
                        "keep")
         size = sum(_ENTRY_CHARACTERS + len(name) + (buffer.nbytes + 2) // 3 * 4 for name, buffer in plain.items())
-        if size > room:
+        if plain and size > room:
             self._warn(f"the model's buffers would take {size} characters of the text beside the state, which has room for {room}")
             return {}
         return {name: [str(buffer.dtype).removeprefix("torch."), list(buffer.shape), base64.b64encode(bits).decode()]

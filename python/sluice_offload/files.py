@@ -232,8 +232,11 @@ def open_safetensors(folder: "str | os.PathLike[str]") -> SafetensorsValues:
         return SafetensorsValues(root / _SINGLE)
     if not (root / _INDEX).is_file():
         raise ArgumentError(f"{root} has neither {_SINGLE} nor {_INDEX}")
-    with open(root / _INDEX, encoding="utf-8") as file:
-        names = sorted(set(json.load(file)["weight_map"].values()))
+    try:
+        with open(root / _INDEX, encoding="utf-8") as file:
+            names = sorted(set(json.load(file)["weight_map"].values()))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"{root / _INDEX} is no index of safetensors files: {error!r}") from error
     return SafetensorsValues(*[root / name for name in names])
 
 

@@ -261,7 +261,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 figures[name] = int(value)
         for name, number in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops), ("loss", loss)):
             if number is not None:
-                figures[name] = float(number)
+                figures[name] = float(number.detach() if isinstance(number, torch.Tensor) else number)
         self._engine.show(**figures)
 
     def _show_loss(self, loss: Any) -> None:

@@ -180,16 +180,20 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
             with open(path, "rb") as file:
                 length, = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(min(length, size)))
+            if not isinstance(header, dict):
+                raise TypeError(f"the header is of {type(header).__name__}")
             for name, entry in header.items():
                 if name != "__metadata__":
                     begin, end = entry["data_offsets"]
-                    dtype, shape = SAFETENSORS.get(entry["dtype"], str(entry["dtype"])), [int(extent) for extent in entry["shape"]]
-                    if not 0 <= begin <= end <= size - 8 - length:
+                    dtype, shape = SAFETENSORS.get(entry["dtype"], str(entry["dtype"])), list(entry["shape"])
+                    if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+                        raise ValueError(f"{name} has shape {shape} and data_offsets {[begin, end]}, which have to be whole numbers")
+                    if not begin <= end <= size - 8 - length:
                         raise ValueError(f"{name} lies beyond the end of the file")
                     if isinstance(dtype, torch.dtype) and math.prod(shape) * dtype.itemsize != end - begin:
                         raise ValueError(f"{name} has {end - begin} bytes, which is not the size of {shape}")
                     self._places[name] = (os.fspath(path), 8 + length + begin, 8 + length + end, dtype, shape)
-        except (KeyError, TypeError, ValueError, struct.error) as error:
+        except (KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
             raise ArgumentError(f"{os.fspath(path)} is not a safetensors file of tensors that torch has: {error!r}") from error
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 import sluice_offload as sluice
 from conftest import Block, adamw, batch, tiny, train, worst
+from sluice_offload.buffers import BufferText
 
 
 def states(optimizer):
@@ -386,6 +387,9 @@ def test_buffers_that_a_text_cannot_keep(config, tmp_path, caplog):
     optimizer._buffers._has_warned = False
     caplog.clear()
     assert optimizer._buffers.entries(room=1000) == {} and "room for 1000" in caplog.text
+    caplog.clear()
+    bare = tiny()
+    assert BufferText(bare, sluice.find_units(bare, [Block])).entries(room=-1) == {} and not caplog.text  # none are there
     optimizer.close()
     other = Kept(3.0)
     other.word = torch.eye(2).to_sparse()

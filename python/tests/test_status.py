@@ -139,6 +139,7 @@ def test_a_process_has_one_page(config, pages, caplog):
 
 
 @needs_command
+@pytest.mark.filterwarnings("error")  # as torch's, of a tensor that requires a gradient
 def test_losses_come_from_the_program_closures_and_engines(config, pages):
     model = tiny()
     optimizer = sluice.offload(model, config, units=[Block])
@@ -152,9 +153,15 @@ def test_losses_come_from_the_program_closures_and_engines(config, pages):
         return loss
     loss = optimizer.step(closure)
     optimizer.zero_grad()
-    assert own_run()["loss"] == pytest.approx(float(loss))
+    assert own_run()["loss"] == pytest.approx(loss.item())
     train(model, optimizer, 1, first=2)
     assert own_run()["loss"] is None, "a loss is of one step"
+    loss = model(*batch(3))
+    loss.backward()
+    optimizer.show(loss=loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert own_run()["loss"] == pytest.approx(loss.item())
     optimizer.show(loss=math.inf)
     train(model, optimizer, 1, first=3)
     assert own_run()["loss"] is None  # JSON has no infinity
@@ -162,7 +169,7 @@ def test_losses_come_from_the_program_closures_and_engines(config, pages):
         with pytest.raises(sluice.ArgumentError, match=next(iter(wrong))):
             optimizer.show(**wrong)
     optimizer.show(tokens=7)
-    assert names(pages) and own_run()["step"] == 4
+    assert names(pages) and own_run()["step"] == 5
     optimizer.close()
 
     engine, _, _, _ = sluice.initialize(model=tiny(), config={**config, "batch": {"sequences": 4, "micro_batches": 2}}, units=[Block])

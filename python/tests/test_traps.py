@@ -547,6 +547,26 @@ def test_values_of_safetensors(config, tmp_path):
         sluice.SafetensorsValues(tmp_path / "bad.safetensors")
 
 
+@pytest.mark.parametrize("header", [
+    "[1]", "5", "[" * 100000, '{"a": 5}', '{"a": {"dtype": "F32", "shape": [-2, -2], "data_offsets": [0, 16]}}',
+    '{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0.0, 0.0]}}', '{"a": {"dtype": "F32", "shape": ["4"], "data_offsets": [0, 16]}}',
+    '{"a": {"dtype": "F32", "shape": [4.5], "data_offsets": [0, 16]}}', '{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
+    '{"a": {"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}}', '{"a": {"dtype": "F32", "shape": 4, "data_offsets": [0, 16]}}',
+    '{"a": {"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]}}'])
+def test_headers_of_safetensors_that_are_none(tmp_path, header):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(16))
+    with pytest.raises(sluice.ArgumentError, match="bad.safetensors is not a safetensors file"):
+        sluice.SafetensorsValues(path)
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3, "b": "c"}}', "[" * 100000])
+def test_indices_of_safetensors_that_are_none(tmp_path, index):
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(sluice.ArgumentError, match="index.json is no index of safetensors files"):
+        sluice.open_safetensors(tmp_path)
+
+
 def test_tied_weights_stay_one(pair):
     _, model, _, ours = pair
     train(model, ours, 2)
