@@ -77,7 +77,8 @@ class FactorSearch {
 
 std::optional<double> compute_factor_that_hides(const PlanRequest& request,
                                                 const PlannedPlacement& own) {
-  if (!own.obstacle.empty()) return std::nullopt;
+  // Activations that leave the device grow with the computation.
+  if (!own.obstacle.empty() || own.step.traffic.activation_out_bytes != 0) return std::nullopt;
   const Planning planning(request);
   const FactorSearch search(planning, own, kBlocksSimulatedMax);
   std::optional<double> guess;

@@ -105,12 +105,16 @@ std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
     if (planned.obstacle.empty()) planned.step = costs.of(planned.placement, planned.policy);
   if (!own.obstacle.empty()) return all;
   if (on_other && on_other->obstacle.empty())
-    own.on_other_processor = costs.of(on_other->placement, on_other->policy);
+    own.on_other_processor = {.policy = on_other->policy,
+                              .placement = on_other->placement,
+                              .step = costs.of(on_other->placement, on_other->policy)};
   std::vector<StepCost> bounds;
   for (const PlannedPlacement& planned : by_policy) {
     if (!planned.obstacle.empty()) continue;
     bounds.push_back(costs.of(own.placement, planned.policy));
-    own.policies.emplace_back(planned.policy, costs.of(planned.placement, planned.policy));
+    own.policies.push_back({.policy = planned.policy,
+                            .placement = planned.placement,
+                            .step = costs.of(planned.placement, planned.policy)});
   }
   own.least = minimum_of(bounds);
   return all;

@@ -1,7 +1,7 @@
 // Before a run, the planner predicts the needs and the cost of the run. The results are the memory
 // of each pool, the bytes per step, and the step's time for each resource and policy. The planner
-// also gives these numbers for other homes of the state. The planner is pure, and reads nothing
-// from the machine.
+// also gives these numbers for other homes of the state. The planner is pure, except that it calls
+// RunMachine::free_bytes.
 #pragma once
 
 #include <optional>
@@ -38,6 +38,13 @@ std::string in_short(const std::string& obstacle);
 std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const RunMachine& machine, std::string& obstacle);
 
+// The config's own placement after a change of one setting that moves no home.
+struct PlannedChange {
+  OverlapPolicy policy{};
+  Placement placement;  // the homes are the config's, but the buffers are of the changed config
+  StepCost step;
+};
+
 // One way to place the state.
 struct PlannedPlacement {
   std::string name;
@@ -50,13 +57,12 @@ struct PlannedPlacement {
   double compute_s = 0;
   // Only the config's own placement has values in the members below.
   //
-  // The cost of a step under each policy. Each policy is planned as if the config named this
-  // policy, because the buffers depend on the policy.
-  std::vector<std::pair<OverlapPolicy, StepCost>> policies;
+  // Each policy for which the budgets have room, as if the config named this policy.
+  std::vector<PlannedChange> policies;
   StepCost least;  // T_min
-  // The cost of a step with the other choice of optimizer.update_on. The value exists only if the
-  // device has its own memory and the placement fits.
-  std::optional<StepCost> on_other_processor;
+  // The other choice of optimizer.update_on. The value exists only if the device has its own memory
+  // and the placement fits.
+  std::optional<PlannedChange> on_other_processor;
 };
 
 // Returns the config's own placement first.

@@ -31,14 +31,11 @@ std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all,
   for (const PlannedPlacement& planned : all)
     if (planned.obstacle.empty())
       look_at(planned.step.step_s, planned.choices, optimizer.overlap, optimizer.update_on);
-  const bool may_be_eager = optimizer.clip_norm == 0 &&
-                            optimizer.non_finite == NonFinitePolicy::kStop &&
-                            !config.precision.scale_moves();
-  for (const auto& [policy, cost] : own.policies)
-    if (may_be_eager || policy != OverlapPolicy::kEager)
-      look_at(cost.step_s, config.placement, policy, optimizer.update_on);
+  for (const PlannedChange& change : own.policies)
+    if (may_be_eager(config) || change.policy != OverlapPolicy::kEager)
+      look_at(change.step.step_s, config.placement, change.policy, optimizer.update_on);
   if (own.on_other_processor)
-    look_at(own.on_other_processor->step_s, config.placement, optimizer.overlap,
+    look_at(own.on_other_processor->step.step_s, config.placement, optimizer.overlap,
             other_than(optimizer.update_on));
   return found;
 }
@@ -58,7 +55,8 @@ std::optional<Quicker> quickest_that_fits(const std::vector<PlannedPlacement>& a
 }
 
 std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own) {
-  if (!own.obstacle.empty()) return std::nullopt;
+  const bool would_overflow = own.placement.host_budget_bytes >> 62 != 0;
+  if (!own.obstacle.empty() || would_overflow) return std::nullopt;
   PlanRequest larger = request;
   const std::uint64_t budget = own.placement.host_budget_bytes;
   const Planning planning(larger);

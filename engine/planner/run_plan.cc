@@ -44,22 +44,24 @@ bool shadows_serve_most(const Layout& layout, Placement placement) {
 // "auto" speculates only where a second copy of the state helps and is no burden.
 OverlapPolicy policy_of(const Config& config, const Layout& layout, const Placement& placement,
                         const RunMachine& machine) {
-  const Config::Optimizer& optimizer = config.optimizer;
-  if (optimizer.overlap != OverlapPolicy::kAuto) return optimizer.overlap;
-  // With a moving loss scale, a step whose gradients overflow is skipped.
-  if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop &&
-      !config.precision.scale_moves())
-    return OverlapPolicy::kEager;
+  if (config.optimizer.overlap != OverlapPolicy::kAuto) return config.optimizer.overlap;
+  if (may_be_eager(config)) return OverlapPolicy::kEager;
   // The copies of a durable store serve as shadows.
   const bool may_speculate =
       !config.storage.state.name.empty()
           ? may_speculate_by_itself(config, machine.ranks) && shadows_serve_all(layout, placement)
-          : drives_have_room(config, layout, placement, machine) &&
-                shadows_serve_most(layout, placement);
+          : shadows_serve_most(layout, placement) &&
+                drives_have_room(config, layout, placement, machine);
   return may_speculate ? OverlapPolicy::kSpeculative : OverlapPolicy::kDeferred;
 }
 
 }  // namespace
+
+bool may_be_eager(const Config& config) {
+  // With a moving loss scale, a step whose gradients overflow is skipped.
+  return config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop &&
+         !config.precision.scale_moves();
+}
 
 Layout plan_layout(const Config& config, const ModelSpec& model, const Shard& shard) {
   return Layout(model, state_format(config), config.storage.block_elements,

@@ -27,6 +27,9 @@ struct RunPlan {
 // Fails with kConfig if a parameter group names no tensor.
 Layout plan_layout(const Config& config, const ModelSpec& model, const Shard& shard = {});
 
+// Returns true if nothing in the config can undo an update, so that updates may begin in backward.
+bool may_be_eager(const Config& config);
+
 // `model` is a result of validated(), and `layout` is a result of plan_layout().
 // Fails with:
 // - kConfig: the stage does not support these homes with several ranks.

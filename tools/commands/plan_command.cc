@@ -19,6 +19,7 @@
 #include "tools/commands/plan_model.h"
 #include "tools/commands/plan_plot.h"
 #include "tools/commands/plan_report.h"
+#include "tools/commands/plan_room.h"
 #include "tools/commands/plan_subject.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -114,7 +115,7 @@ void settle(PlanSubject& subject, const PlanOptions& options, Config& engine) {
     if (!engine.memory.device_bytes) {
       engine.memory.device_bytes = budget_bytes;
       subject.origin_of_device_bytes = fmt::format(
-          "that is what a {} leaves beside the driver and the activations of {:.0f} "
+          "memory.device is what a {} leaves beside the driver and the activations of {:.0f} "
           "tokens: give fewer --tokens, or a larger --gpu",
           gpu.name, subject.tokens / subject.request.micro_batches);
     }
@@ -176,62 +177,6 @@ void settle_nodes(const PlanOptions& options, std::uint32_t node_ranks,
                 "a node's ranks");
   sharding.group_ranks = node_ranks;
   sharding.group_is_node = false;
-}
-
-std::string room_of(const PlanSubject& subject) {
-  const std::string bytes = format_bytes(*subject.drive_bytes);
-  if (subject.sharing_ranks == 1) return "the drives have " + bytes;
-  return fmt::format("this rank's share of the drives, which {} ranks have in common, is {}",
-                     subject.sharing_ranks, bytes);
-}
-
-// Why the drives have no room for so many bytes; empty where they have.
-std::string drive_obstacle(const PlanSubject& subject, std::uint64_t needed_bytes) {
-  if (!subject.drive_bytes || needed_bytes <= *subject.drive_bytes) return {};
-  return fmt::format(
-      "storage needs {} for each rank, but {}; take more or larger drives, keep more of the state "
-      "in memory, or take smaller moments (optimizer.state)",
-      format_bytes(needed_bytes), room_of(subject));
-}
-
-// Why `sluice train` would refuse here pools of that size that the budgets allow; empty where it
-// would not.
-std::string obstacle_here(const PlanSubject& subject, const HostMemory& with_its_pools) {
-  const bool matters = subject.request.config.memory.check == RoomCheck::kError;
-  if (!subject.is_of_this_machine || !matters) return {};
-  return shortage_of(with_its_pools).value_or("");
-}
-
-std::string obstacle_here(const PlanSubject& subject, const PlannedPlacement& planned) {
-  if (!planned.obstacle.empty()) return {};
-  return obstacle_here(subject, with_pools(subject.host, planned.placement));
-}
-
-// Placements that the drives have no room for do not fit. Nor do the alternatives that this machine
-// has no memory for; the config's own placement, the first, says so in a line of its own.
-void check_room(const PlanSubject& subject, std::vector<PlannedPlacement>& all) {
-  for (PlannedPlacement& planned : all) {
-    if (planned.obstacle.empty())
-      planned.obstacle = drive_obstacle(subject, planned.placement.nvme_bytes());
-    else if (planned.obstacle.starts_with("memory.device = "))
-      planned.obstacle +=
-          subject.origin_of_device_bytes.empty() ? "" : "; " + subject.origin_of_device_bytes;
-  }
-  for (std::size_t i = 1; i < all.size(); ++i)
-    if (all[i].obstacle.empty()) all[i].obstacle = obstacle_here(subject, all[i]);
-}
-
-std::vector<MatrixRow> matrix_of(const PlanSubject& subject) {
-  std::vector<MatrixRow> rows = plan_matrix(subject.request);
-  for (MatrixRow& row : rows) {
-    if (row.obstacle.empty()) row.obstacle = drive_obstacle(subject, row.nvme_bytes);
-    if (!row.obstacle.empty()) continue;
-    HostMemory host = subject.host;
-    host.device_pool_bytes = host.device_is_host ? row.device_bytes : 0;
-    host.host_pool_bytes = row.host_bytes;
-    row.obstacle = obstacle_here(subject, host);
-  }
-  return rows;
 }
 
 // An option that changes nothing is a mistake, and the plan would hide it.
@@ -306,10 +251,13 @@ PlanSubject subject_of(const PlanOptions& options, const ConfigDocument& documen
   if (!options.gpu.empty()) subject.peak_flops = gpu_preset(options.gpu).flops;
   request.machine = machine_of(subject.host, options.ranks);
   request.machine.device_bytes = host_device_bytes(request.config);
-  if (subject.drive_bytes)
+  if (subject.drive_bytes) {
     request.machine.free_bytes = [bytes = *subject.drive_bytes](const std::string&) {
       return bytes;
     };
+  } else if (!subject.is_of_this_machine) {
+    request.machine.free_bytes = nullptr;  // this machine's drives say nothing about another's
+  }
   subject.orders = plan_orders(request.config, valid, request.machine);
   request.order =
       config.order.value_or(better_order(subject.orders, valid, request.config, options.ranks));

@@ -40,9 +40,10 @@ nlohmann::ordered_json json_of(const PlannedPlacement& planned) {
                            {"reduced_bytes", traffic.reduced_bytes},
                            {"crossed_bytes", traffic.crossed_bytes}};
   if (!planned.policies.empty()) root["t_min_s"] = planned.least.step_s;
-  for (const auto& [policy, cost] : planned.policies)
-    root["policies"][std::string(name_of(policy))] = json_of(cost);
-  if (planned.on_other_processor) root["on_other_processor"] = json_of(*planned.on_other_processor);
+  for (const PlannedChange& change : planned.policies)
+    root["policies"][std::string(name_of(change.policy))] = json_of(change.step);
+  if (const auto& other = planned.on_other_processor)
+    root["on_other_processor"] = json_of(other->step);
   for (const Pool& pool : planned.placement.pools())
     root["pools"].push_back(
         {{"tier", name_of(pool.tier)}, {"pool", pool.name}, {"size_bytes", pool.size_bytes}});

@@ -82,13 +82,13 @@ void print_step(const PlannedPlacement& planned, const PlanSubject& subject) {
   }
   print_storage(planned, subject.request);
   say("T_min {:.4g} s ({}). By policy:\n", planned.least.step_s, name_of(planned.least.scarcest()));
-  for (const auto& [policy, cost] : planned.policies)
-    say("  {:<12}{:>10.4g} s  {:>5.1f} % of T_min\n", name_of(policy), cost.step_s,
-        100 * planned.least.step_s / cost.step_s);
+  for (const PlannedChange& change : planned.policies)
+    say("  {:<12}{:>10.4g} s  {:>5.1f} % of T_min\n", name_of(change.policy), change.step.step_s,
+        100 * planned.least.step_s / change.step.step_s);
   if (const auto& other = planned.on_other_processor)
     say("with optimizer.update_on {}: {:.4g} s ({} binds)\n",
-        name_of(other_than(subject.request.config.optimizer.update_on)), other->step_s,
-        name_of(other->scarcest()));
+        name_of(other_than(subject.request.config.optimizer.update_on)), other->step.step_s,
+        name_of(other->step.scarcest()));
 }
 
 void print_alternatives(const std::vector<PlannedPlacement>& all) {
@@ -127,8 +127,8 @@ std::string why_not_auto(const Quicker& quicker, const Config& config) {
            "; with a durable store, auto speculates on one rank that commits every update, where "
            "the gradients wait in host memory and all of the state is on storage";
   return why +
-         "; auto speculates where the gradients wait in host memory, and nearly all of the state, "
-         "with room for its copy, is on storage";
+         "; auto speculates where the gradients wait in host memory, nearly all of the state is on "
+         "storage, and each path has room for the state and its copy, and as much again";
 }
 
 // Training without clipping is another training, so it is named only where it wins this much.
@@ -143,10 +143,13 @@ void print_quicker(const std::vector<PlannedPlacement>& all, const Config& confi
   if (quicker)
     say("{:.4g} s, {:.1f} % less than config, with {}{}\n", least_s, less_percent(least_s),
         settings_of(*quicker, config), why_not_auto(*quicker, config));
-  const auto eager = std::ranges::find(own.policies, OverlapPolicy::kEager,
-                                       [](const auto& policy) { return policy.first; });
-  if (config.optimizer.clip_norm == 0 || eager == own.policies.end()) return;
-  const double eager_s = eager->second.step_s;
+  Config without_clipping = config;
+  without_clipping.optimizer.clip_norm = 0;
+  const auto eager = std::ranges::find(own.policies, OverlapPolicy::kEager, &PlannedChange::policy);
+  if (config.optimizer.clip_norm == 0 || !may_be_eager(without_clipping) ||
+      eager == own.policies.end())
+    return;
+  const double eager_s = eager->step.step_s;
   if (less_percent(eager_s) >= kNamedPercent && eager_s < least_s)
     say("{:.4g} s, {:.1f} % less than config, without clipping (optimizer.clip_norm 0), which "
         "changes results: updates then begin in backward (eager)\n",

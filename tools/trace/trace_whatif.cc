@@ -118,9 +118,7 @@ void apply(const std::string& setting, Scenario& scenario) {
 // The policy that "auto" took: updates that end before a step's computation does are early ones.
 OverlapPolicy policy_of(const TraceAnalysis& analysis, const Config& config) {
   if (config.optimizer.overlap != OverlapPolicy::kAuto) return config.optimizer.overlap;
-  if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop &&
-      !config.precision.scale_moves())
-    return OverlapPolicy::kEager;
+  if (may_be_eager(config)) return OverlapPolicy::kEager;
   std::uint64_t early = 0, updates = 0;
   for (const TraceRecord& record : analysis.trace().records) {
     if (record.kind != TraceKind::kAdam) continue;

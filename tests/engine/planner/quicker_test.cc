@@ -112,9 +112,10 @@ TEST(Quicker, NothingIsQuickerWithoutBeingNamedAndWhatIsNamedKeepsItsPromise) {
     for (const PlannedPlacement& planned : all)
       if (planned.obstacle.empty()) least_s = std::min(least_s, planned.step.step_s);
     const bool may_be_eager = request.config.optimizer.clip_norm == 0;
-    for (const auto& [policy, cost] : own.policies)
-      if (policy != OverlapPolicy::kEager || may_be_eager) least_s = std::min(least_s, cost.step_s);
-    if (own.on_other_processor) least_s = std::min(least_s, own.on_other_processor->step_s);
+    for (const PlannedChange& change : own.policies)
+      if (change.policy != OverlapPolicy::kEager || may_be_eager)
+        least_s = std::min(least_s, change.step.step_s);
+    if (own.on_other_processor) least_s = std::min(least_s, own.on_other_processor->step.step_s);
     if (!quicker) {
       EXPECT_GE(least_s, 0.995 * own.step.step_s) << "seed " << seed;
       continue;

@@ -1,8 +1,9 @@
 """sluice plan: that it agrees with a run, with arithmetic, and what it refuses."""
 
 import json
+import os
 
-from cli_support import GPU_RATES, ON_NVME, CliCase, documented_words
+from cli_support import GPU_RATES, ON_NVME, CliCase, documented_words, mount_tmpfs
 
 SERIAL = {"optimizer.overlap": "serial"}
 DEFERRED = {"optimizer.overlap": "deferred"}
@@ -85,6 +86,16 @@ class Plan(CliCase):
         for tokens, is_free in ((free * 1.02, True), (free * 0.9, False)):
             own = self.row(self.uniform("--tokens", tokens, *arguments, values=values), "config")
             self.assertEqual(own["step"]["step_s"] <= 1.05 * own["compute_s"], is_free)
+
+    def test_no_tokens_are_free_where_activations_leave_the_device(self):
+        # Their bytes grow as computation does.
+        values = {**ON_NVME, "optimizer.overlap": "deferred"}
+        for home, leaves in (("nvme", True), ("host", True), ("recompute", False)):
+            document = self.uniform("--tokens", 4096, values={**values, "activations": home,
+                                                                 "memory.device": "64MiB" if leaves else "200MiB"})
+            self.assertEqual(self.row(document, "config")["step"]["activation_out_bytes"] != 0, leaves)
+            self.assertEqual(document["free_from_tokens"] is None, leaves)
+            self.assertEqual("computation hides everything else" in self.done.stdout, not leaves)
 
     def test_tokens_of_a_model_with_many_blocks(self):
         values = {**ON_NVME, "optimizer.overlap": "deferred", "storage.block_elements": 4096}
@@ -175,7 +186,8 @@ class Plan(CliCase):
                  "--set", "memory.device=128MiB", "--host-memory")
         # A sixth of the parameters are in memory, too many to speculate by itself.
         line = next(line for line in self.run_sluice(*shape, "580MiB").stdout.splitlines() if "less than config" in line)
-        self.assertRegex(line, r"with optimizer\.overlap=speculative; auto speculates where .* nearly all of the state, .* is on storage$")
+        self.assertRegex(line, r"with optimizer\.overlap=speculative; auto speculates where .* nearly all of the state is on storage, and each "
+                               r"path has room for the state and its copy, and as much again$")
         # With a durable store, a commit's copies are those of speculation, and other rules decide.
         self.uniform("--tokens", 100000, "--gpu", "h100", values={**ON_NVME, "memory.device": "64MiB", "memory.host": "94MiB",
                                                                   "storage.state.name": "run", "storage.state.commit_every": 2})
@@ -199,6 +211,28 @@ class Plan(CliCase):
                 config = self.write_config({**BUDGETS, "run.device": "cuda", **values})
                 done = self.run_sluice("plan", config, "--ranks", ranks, expect=(2, 5))
                 self.assertIn("run.device", done.stderr)
+
+    def test_a_drive_of_this_machine_without_room(self):
+        os.mkdir(self.path("small"))
+        mount_tmpfs(self, self.path("small"), "1m")  # the state takes 1.4 MB
+        values = {**ON_NVME, "storage.paths": ["small"]}
+        done = self.run_sluice("train", self.write_config({**BUDGETS, **values}), expect=5)
+        self.assertIn('"small" needs ', done.stderr)
+        document = self.plan("--matrix", values=values, expect=5)
+        self.assertRegex(self.done.stdout, '^does not fit this machine: the run needs [0-9.]+ MiB on the drive of "small", which has 1.00 MiB free')
+        self.assertIn("here, sluice train would refuse this: ", self.done.stdout)
+        self.assertEqual([row["name"] for row in document["placements"] if not row["fits"]], ["nvme"])
+        self.assertEqual([cell["offload"] for cell in document["matrix"] if not cell["fits"]], ["optimizer to nvme", "all to nvme"])
+        # Two paths on one drive have its space in common, and another drive takes its share.
+        os.mkdir(self.path("small", "other"))
+        self.plan(values={**values, "storage.paths": ["small", "small/other"]}, expect=5)
+        shared = {**values, "storage.paths": ["small", "storage"]}
+        self.assertEqual(self.plan(values=shared)["obstacle_here"], "")
+        self.train({**BUDGETS, **shared, "optimizer.overlap": "deferred"})
+        # Another machine's drives, and a store that may be there already.
+        for arguments in (("--drive-space", "1GB"), ("--gpu", "4090"), ("--set", "storage.state.name=run")):
+            self.assertEqual(self.plan(*arguments, values=values)["obstacle_here"], "")
+        self.run_sluice("train", self.write_config({**BUDGETS, **values, "placement.parameters": "host", "placement.optimizer": "host"}))
 
     def test_does_not_fit(self):
         document = self.uniform(values={"memory.host": "1MiB", **ON_NVME}, expect=5)

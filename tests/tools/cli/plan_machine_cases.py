@@ -76,6 +76,10 @@ class Machine(CliCase):
         self.assertIn("memory.device = ", obstacle)
         self.assertIn(f"what a 4090 leaves beside the driver and the activations of {most - 1} tokens: give fewer --tokens", obstacle)
 
+        self.assertIn(f"memory.device is what a 4090 leaves beside the driver and the activations of {most - 1} tokens",
+                      self.done.stdout.splitlines()[0])
+        self.assertLess(obstacle.index("give fewer --tokens"), obstacle.index(":\n"))  # before the list of pools
+
     def test_half_of_the_machine(self):
         self.assertEqual(set(HALF), set(PUBLISHED))
         for name, (machine, pool) in HALF.items():
@@ -101,6 +105,24 @@ class Machine(CliCase):
         self.assertRegex(obstacle, r"storage needs \d+ GiB for each rank, but this rank's share of the drives, which 16 ranks have in "
                                    r"common, is 815 GiB; take more or larger drives")
         self.assertIn("does not fit: storage needs", self.done.stdout)
+
+    def test_the_drives_of_another_machine_are_those_of_the_options(self):
+        wanted = ("--parameters", "1e9", "--layers", 24, "--tokens", 4096, "--gpu", "4090", "--host-memory", "8G")
+        values = {**ON_NVME, "activations": "recompute", "storage.paths": '["/none"]'}
+        planned = self.plan(*wanted, values=values)  # no path of this machine
+        self.assertEqual(planned["placements"][0]["policy"], "speculative")
+        self.assertEqual(planned, self.plan(*wanted, "--drive-space", "1000TB", values=values))
+
+    def test_a_policy_without_room_for_its_copy_is_not_proposed(self):
+        wanted = ("--parameters", "100M", "--layers", 8, "--tokens", 20000, "--gpu", "4090", "--host-memory", "580MiB", "--drive-space")
+        values = {"memory.device": "128MiB"}
+        own = self.own(*wanted, "3GB", values=values)
+        self.assertIn("speculative", own["policies"])
+        self.assertIn("less than config, with optimizer.overlap=speculative", self.done.stdout)
+        self.own(*wanted, "1500MB", values={**values, "optimizer.overlap": "speculative"}, expect=5)
+        own = self.own(*wanted, "1500MB", values=values)
+        self.assertEqual(sorted(own["policies"]), ["deferred", "eager", "serial"])
+        self.assertNotIn("overlap=speculative", self.done.stdout)
 
     def test_a_host_is_shared_by_its_ranks(self):
         shape = ["--parameters", 2**28, "--layers", 32, "--ranks", 8, "--gpu", "h100"]
@@ -161,6 +183,10 @@ class Machine(CliCase):
         self.assertIn("less than config, without clipping (optimizer.clip_norm 0), which changes results", self.done.stdout)
         self.own(*sizes, "--adam-rate", 2e8, "--set", "optimizer.update_on=device", "--set", "optimizer.clip_norm=0")
         self.assertNotIn("without clipping", self.done.stdout)
+        # Steps that are skipped keep updates from beginning in backward, too.
+        for key in ("optimizer.non_finite=skip", "precision.loss_scale.static=0"):
+            self.own(*sizes, "--adam-rate", 2e8, "--set", "optimizer.update_on=device", "--set", key)
+            self.assertNotIn("without clipping", self.done.stdout)
         # A quick one: nothing to win.
         self.assertNotIn("update_on=device", (self.own(*sizes, "--adam-rate", 1e11), self.done.stdout)[1])
 

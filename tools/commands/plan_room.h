@@ -1,0 +1,28 @@
+// The functions look for the room that a plan needs: the space on the drives, and for a plan of
+// this machine also the memory and the space that `sluice train` would find here.
+// Thread rule: any thread may call the functions, but only one thread may use a list of placements.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/planner/planner.h"
+#include "tools/commands/plan_subject.h"
+#include "tools/report/plan_matrix.h"
+
+namespace sluice {
+
+// Returns the reason why `sluice train` would refuse `planned` on this machine. The result is empty
+// if `sluice train` would not refuse it, or if the plan is for another machine.
+// Fails with kInput if a storage path of this machine, or its calibration, cannot be read.
+std::string obstacle_here(const PlanSubject& subject, const PlannedPlacement& planned);
+
+// Sets the obstacle of each placement for which the drives have no room. Sets the obstacle of each
+// alternative that this machine has no room for, too. The config's own placement is the first one,
+// and obstacle_here() says more about it. Removes its changes for which there is no room.
+void check_room(const PlanSubject& subject, std::vector<PlannedPlacement>& all);
+
+// Returns the rows of --matrix, with these obstacles.
+std::vector<MatrixRow> matrix_of(const PlanSubject& subject);
+
+}  // namespace sluice
