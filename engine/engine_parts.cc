@@ -17,6 +17,7 @@
 #include "engine/ranks/rank_clocks.h"
 #include "engine/run/engine_trace.h"
 #include "engine/run/run_description.h"
+#include "engine/store/durable_identity.h"
 #include "engine/store/storage_files.h"
 #include "engine/store/storage_queue.h"
 #include "gpu/ranks/launcher_environment.h"
@@ -303,11 +304,7 @@ void Engine::Parts::open_store() {
   const CommitRecord& record = durable->record();
   store.restore(record.planes);
   loop.set_application("open_or_create", loop.committed().application);
-  StatePosition position{.step = record.step,
-                         .loss_scale = LossScaleState{
-                             .scale = record.scale.scale,
-                             .hysteresis_left = record.scale.hysteresis_left,
-                             .good_steps = static_cast<std::uint32_t>(record.scale.good_steps)}};
+  StatePosition position{.step = record.step, .loss_scale = moving_scale(record)};
   for (const TensorPlace& tensor : layout.tensors()) {
     const BlockId block = layout.blocks_of(tensor.unit).front().id;
     position.tensor_updates[tensor.name] = store.version(block, Plane::kParameter);

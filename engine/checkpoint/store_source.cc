@@ -86,11 +86,7 @@ void StoreSource::open_parts(const std::vector<std::uint32_t>& ranks) {
                 fmt::format("the ranks of the store \"{}\" have no step in common ({})",
                             options_.name, steps));
   const CommitRecord& first = opened[0]->opening.of_step(*step);
-  position_ = {.step = first.step,
-               .loss_scale = LossScaleState{
-                   .scale = first.scale.scale,
-                   .hysteresis_left = first.scale.hysteresis_left,
-                   .good_steps = static_cast<std::uint32_t>(first.scale.good_steps)}};
+  position_ = {.step = first.step, .loss_scale = moving_scale(first)};
   description_ = describe_state(run_.model, run_.config.precision.parameters,
                                 run_.config.optimizer.kind, run_.config.optimizer.state);
   const std::uint32_t owners = shard_of(run_.config.sharding, 0, run_.ranks).count;

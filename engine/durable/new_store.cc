@@ -15,6 +15,7 @@
 #include "engine/durable/copy_places.h"
 #include "engine/plan/sharding.h"
 #include "engine/plan/striping.h"
+#include "engine/step/loss_scaler.h"
 #include "engine/store/block_places.h"
 #include "engine/store/block_values.h"
 #include "engine/store/commit_opening.h"
@@ -62,6 +63,7 @@ class RankFiles {
             commit_slot_bytes(static_cast<std::uint64_t>(std::ranges::count_if(
                 places_.planes,
                 [](const CommitPlane& plane) { return plane.length_bytes != 0; }))))),
+        scale_options_(config.precision.loss_scale),
         record_{.store_id = id, .rank = rank, .rank_count = ranks} {}
 
   StoreFiles& files() { return files_; }
@@ -109,7 +111,9 @@ class RankFiles {
 
   // Requires: fill(). Durable on return.
   void commit(IoQueue& queue, const StatePosition& position, const std::string& application) {
-    const LossScaleState scale = position.loss_scale.value_or(LossScaleState{});
+    LossScaler scaler(scale_options_);
+    if (position.loss_scale) scaler.restore(*position.loss_scale);
+    const LossScaleState& scale = scaler.state();
     record_.generation = 1;
     record_.step = position.step;
     record_.model_hash = identity_.model_hash();
@@ -154,6 +158,7 @@ class RankFiles {
   DurableIdentity identity_;
   CopyPlaces places_;
   StoreFiles files_;
+  LossScaleOptions scale_options_;
   CommitRecord record_;
 };
 

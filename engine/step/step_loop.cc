@@ -139,6 +139,12 @@ void StepLoop::share_residents() {
   scheduler_.run([this] { (void)residents_.take_gathered_bytes(); });
 }
 
+StatePosition StepLoop::position() const {
+  StatePosition now{.step = step_, .tensor_updates = versions_.tensor_updates(step_)};
+  if (config_.precision.scale_moves()) now.loss_scale = scaler_.state();
+  return now;
+}
+
 void StepLoop::restore(const StatePosition& position) {
   if (position.loss_scale) scaler_.restore(*position.loss_scale);
   step_ = position.step;

@@ -89,12 +89,8 @@ class StepLoop {
     return cursor_.plans().inference_activations();
   }
   double loss_scale() const { return scaler_.scale(); }
-  // Requires: every update has been applied.
-  StatePosition position() const {
-    return {.step = step_,
-            .tensor_updates = versions_.tensor_updates(step_),
-            .loss_scale = scaler_.state()};
-  }
+  // The position has no loss scale if the scale is static. Requires: every update has been applied.
+  StatePosition position() const;
   // Makes the loop continue from `position`. The engine must already have the state of `position`
   // before this call. Requires: no step has begun.
   void restore(const StatePosition& position);

@@ -34,6 +34,7 @@ constexpr const char* kOptimizerKind = "optimizer.kind";
 constexpr const char* kOptimizerState = "optimizer.state";
 constexpr const char* kReduction = "sharding.reduction";
 constexpr const char* kNodeRanks = "sharding.node_ranks";
+constexpr const char* kLossScale = "precision.loss_scale";
 constexpr const char* kUntouched = "optimizer.untouched";
 
 // A key that is not there has the value that older versions knew alone, and did not name.
@@ -202,17 +203,16 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
     layout_[kNodeRanks] = fmt::format("{}", config.sharding.node_ranks);
   }
   const LossScaleOptions& scale = config.precision.loss_scale;
-  config_ = {
-      {"precision.gradients", std::string(name_of(config.precision.gradients))},
-      {"precision.loss_scale",
-       fmt::format("{} {} {} {} {} {}", scale.static_scale, scale.initial_scale_power, scale.window,
-                   scale.hysteresis, scale.consecutive_hysteresis, scale.minimum)},
-      {"optimizer.beta1", fmt::format("{}", config.optimizer.adam.beta1)},
-      {"optimizer.beta2", fmt::format("{}", config.optimizer.adam.beta2)},
-      {"optimizer.epsilon", fmt::format("{}", config.optimizer.adam.epsilon)},
-      {"optimizer.weight_decay", fmt::format("{}", config.optimizer.adam.weight_decay)},
-      {"optimizer.momentum", fmt::format("{}", config.optimizer.momentum)},
-      {"optimizer.clip_norm", fmt::format("{}", config.optimizer.clip_norm)}};
+  config_ = {{"precision.gradients", std::string(name_of(config.precision.gradients))},
+             {kLossScale, fmt::format("{} {} {} {} {} {}", scale.static_scale,
+                                      scale.initial_scale_power, scale.window, scale.hysteresis,
+                                      scale.consecutive_hysteresis, scale.minimum)},
+             {"optimizer.beta1", fmt::format("{}", config.optimizer.adam.beta1)},
+             {"optimizer.beta2", fmt::format("{}", config.optimizer.adam.beta2)},
+             {"optimizer.epsilon", fmt::format("{}", config.optimizer.adam.epsilon)},
+             {"optimizer.weight_decay", fmt::format("{}", config.optimizer.adam.weight_decay)},
+             {"optimizer.momentum", fmt::format("{}", config.optimizer.momentum)},
+             {"optimizer.clip_norm", fmt::format("{}", config.optimizer.clip_norm)}};
   if (config.optimizer.state == OptimizerState::kBf16)
     config_["optimizer.rounding_seed"] = fmt::format("{}", config.optimizer.rounding_seed);
   if (config.optimizer.untouched == UntouchedPolicy::kSkip)  // the others have the same bits
@@ -310,6 +310,16 @@ DescribedRun described_run(const std::string& settings, const std::string& store
     config.sharding.node_ranks = reader.number<std::uint32_t>("layout", kNodeRanks);
   }
   return run;
+}
+
+std::optional<LossScaleState> moving_scale(const CommitRecord& record) {
+  const json config = section(parsed(record.settings), "config");
+  const auto found = config.find(kLossScale);
+  const std::string rule = found != config.end() && found->is_string() ? *found : "";
+  if (!rule.starts_with("0 ")) return std::nullopt;  // the static scale comes first
+  return LossScaleState{.scale = record.scale.scale,
+                        .hysteresis_left = record.scale.hysteresis_left,
+                        .good_steps = static_cast<std::uint32_t>(record.scale.good_steps)};
 }
 
 std::string short_settings(const std::string& settings) {

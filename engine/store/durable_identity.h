@@ -7,12 +7,15 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <sluice/config.h>
 #include <sluice/model_spec.h>
+#include <sluice/state_source.h>
 #include "engine/plan/layout.h"
+#include "engine/store/commit_record.h"
 
 namespace sluice {
 
@@ -70,6 +73,9 @@ struct DescribedRun {
 // Fails with kDamaged if a field is missing or makes no sense. The message names the field.
 // Fails with kUnsupported if the record had no room for the units.
 DescribedRun described_run(const std::string& settings, const std::string& store);
+// Returns the loss scale with which a run that continues from the record begins. The result is
+// empty if the saved run had a static scale, which says nothing about a scale that moves.
+std::optional<LossScaleState> moving_scale(const CommitRecord& record);
 // Returns the settings without the units, as a text for people.
 std::string short_settings(const std::string& settings);
 

@@ -228,6 +228,23 @@ TEST_F(RestoreErrors, MomentsThatCannotBeAreNamed) {
   }
 }
 
+// A scale that did not move says nothing of one that does.
+TEST(RestoreOfScales, AMovingLossScaleBehindAStaticOneStartsAnew) {
+  const Place before(kCases[0], DType::kFp32);
+  Place after(kCases[0], DType::kFp16);
+  after.config.precision.loss_scale.static_scale = 0;
+  const ModelSpec model = toy_model();
+  const auto device = before.make_device();
+  Engine engine(before.config, model, *device);
+  engine.initialize(toy_values());
+  MemorySource source(engine);
+  EXPECT_EQ(source.position().loss_scale, std::nullopt);
+  const auto next_device = after.make_device();
+  Engine next(after.config, model, *next_device);
+  next.restore(source);
+  EXPECT_EQ(next.position().loss_scale, (LossScaleState{.scale = 65536, .hysteresis_left = 2}));
+}
+
 TEST_F(RestoreErrors, ALossScaleThatCannotBeIsRefused) {
   place_.config.precision.loss_scale.static_scale = 0;
   Engine engine(place_.config, model_, *device_);

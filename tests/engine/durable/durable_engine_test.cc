@@ -283,6 +283,17 @@ TEST_F(DurableEngine, TheLossScaleGoesOn) {
   EXPECT_EQ(next_scale(second), scale);
 }
 
+TEST_F(DurableEngine, AMovingLossScaleBehindAStaticOneStartsAnew) {
+  Config other = config();
+  other.precision = {.parameters = DType::kFp16, .gradients = DType::kFp16};
+  (void)run(other, {.steps = 1});
+  other.precision.loss_scale.static_scale = 0;
+  Run moving(other);
+  (void)moving.engine->open_or_create(toy_values(), {.accepts_changes = true});
+  EXPECT_EQ(moving.engine->position().loss_scale,
+            (LossScaleState{.scale = 65536, .hysteresis_left = 2}));
+}
+
 TEST_F(DurableEngine, ScratchHasNothingToCommit) {
   Config with = config();
   with.storage.state = {};

@@ -197,6 +197,32 @@ TEST_F(StateTransfer, WhatEachRankHadToSayGoesAlong) {
             (std::vector<std::string>{"first", "second", "first"}));
 }
 
+// Initial values and files of other programs have no loss scale.
+TEST_F(StateTransfer, AStoreBeginsWithTheLossScaleThatAnEngineWouldHave) {
+  Config moving = config_of("moving", 3, DType::kFp16);
+  moving.precision.loss_scale = {.static_scale = 0, .initial_scale_power = 12};
+  const InitialValues values = toy_values();
+  InitialSource initial(values);
+  (void)make_store(moving, toy_model(), 2, initial, {});
+  const LossScaleState first{.scale = 4096, .hysteresis_left = 2};
+  StoreSource source("moving", paths_);
+  EXPECT_EQ(source.position().loss_scale, first);
+
+  Config fixed = config_of("fixed", 3, DType::kFp16);
+  fixed.precision.loss_scale.static_scale = 8;
+  (void)make_store(fixed, toy_model(), 2, source, {});
+  StoreSource without("fixed", paths_);
+  EXPECT_EQ(without.position().loss_scale, std::nullopt);
+  Config again = moving;
+  again.storage.state.name = "again";
+  again.precision.loss_scale.initial_scale_power = 5;
+  (void)make_store(again, toy_model(), 1, without, {});
+  EXPECT_EQ(StoreSource("again", paths_).position().loss_scale->scale, 32);
+  again.storage.state.name = "gone-on";
+  (void)make_store(again, toy_model(), 1, source, {});
+  EXPECT_EQ(StoreSource("gone-on", paths_).position().loss_scale, first);
+}
+
 // As after a kill between the names of the data files and those of the records.
 TEST_F(StateTransfer, WhatAKilledMoveHasLeftGoes) {
   run(1, config_of("from", 3, DType::kBf16), {.steps = 1});

@@ -1,6 +1,9 @@
 """precision.loss_scale: the sequence of scales, steps that overflow, and that a scale changes no bit."""
 
+import os
+
 from cli_support import ON_NVME, CliCase
+from universal_checkpoint import write_universal
 
 MOVING = {"precision.parameters": "fp16", "precision.loss_scale.static": 0, "precision.loss_scale.initial_power": 31,
           "precision.loss_scale.window": 4, "run.steps": 40, "optimizer.overlap": "deferred"}
@@ -53,6 +56,25 @@ class LossScaleCase(CliCase):
             hashes.add(run["state_sha256"])
         self.assertEqual(len(hashes), 1)
         self.assertNotIn(self.train({"precision.parameters": "fp16", "run.steps": 1})["state_sha256"], hashes)
+
+    def test_a_moving_scale_begins_where_the_state_has_none(self):
+        values = {"precision.parameters": "fp16", "precision.loss_scale.static": 0}
+        store = {**values, "storage.state.name": "other"}
+        self.train({"precision.parameters": "fp32"}, "--checkpoint", "static", "--save", "weights.safetensors")
+        write_universal(self.path("static", "latest"), self.path("universal"), 3)
+        for origin, steps, options in (("weights.safetensors", 3, ()), ("universal", 6, ()), ("static", 6, ("--convert",))):
+            with self.subTest(origin):
+                whole = self.train({**values, "run.steps": steps}, "--resume-from", origin, "--accept-config", *options)
+                config = self.write_config(store)
+                self.run_sluice("state", "import", config, origin, *options)
+                self.run_sluice("state", "inspect", config, "--json", "state.json")
+                self.assertEqual(self.read_json("state.json")["ranks"][0]["loss_scale"], 65536)
+                run = self.train({**store, "run.steps": steps}, "--resume=required", "--accept-config")
+                for found in (whole, run):
+                    self.assertEqual({step["loss_scale"] for step in found["steps"]}, {65536})
+                self.assertEqual(run["state_sha256"], whole["state_sha256"])
+                self.run_sluice("state", "remove", config)
+        os.unlink(self.path("storage", "other.lock"))
 
     def test_what_cannot_be_is_refused(self):
         for values, told in (({"precision.loss_scale.hysteresis": 0}, "precision.loss_scale.hysteresis"),
