@@ -10,10 +10,16 @@ find_package(TBB REQUIRED)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
 
-# CUDA: the compiler is looked for in CUDACXX, the PATH and the usual folder. C++20 needs release 12.
+# CUDA: the compiler is CMAKE_CUDA_COMPILER or CUDACXX if one of them names it. Else it is looked for in the folder CUDACXX, the PATH and
+# the usual folder. C++20 needs release 12.
 set(SLUICE_HAVE_CUDA OFF)
 set(SLUICE_CUDA_SUMMARY "not asked for")
 if(NOT SLUICE_CUDA STREQUAL "OFF")
+  if(NOT SLUICE_NVCC AND CMAKE_CUDA_COMPILER)
+    set(SLUICE_NVCC ${CMAKE_CUDA_COMPILER} CACHE FILEPATH "The CUDA compiler")
+  elseif(NOT SLUICE_NVCC AND EXISTS "$ENV{CUDACXX}" AND NOT IS_DIRECTORY "$ENV{CUDACXX}")
+    set(SLUICE_NVCC $ENV{CUDACXX} CACHE FILEPATH "The CUDA compiler")
+  endif()
   find_program(SLUICE_NVCC nvcc HINTS $ENV{CUDACXX} PATHS /usr/local/cuda/bin)
   if(SLUICE_NVCC)
     execute_process(COMMAND ${SLUICE_NVCC} --version OUTPUT_VARIABLE version_text ERROR_QUIET)

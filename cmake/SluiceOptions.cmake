@@ -23,7 +23,13 @@ foreach(feature CUDA NCCL MPI NVTX)
     message(FATAL_ERROR "SLUICE_${feature} is \"${SLUICE_${feature}}\"; it must be AUTO, ON or OFF")
   endif()
 endforeach()
-set(SLUICE_CUDA_ARCHITECTURES "90-real" CACHE STRING "CUDA architectures to compile for")
+set(architectures 90-real)
+if(CMAKE_CUDA_ARCHITECTURES)
+  set(architectures ${CMAKE_CUDA_ARCHITECTURES})
+elseif(DEFINED ENV{CUDAARCHS})
+  set(architectures $ENV{CUDAARCHS})
+endif()
+set(SLUICE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "CUDA architectures to compile for")
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -50,7 +56,7 @@ endif()
 # A release build is the same to the byte wherever it is made. Builds with debug information keep the paths that debuggers need.
 foreach(map "${PROJECT_BINARY_DIR}/=build/" "${PROJECT_SOURCE_DIR}/=")
   add_compile_options("$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-ffile-prefix-map=${map}>"
-                      "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CUDA>>:-Xcompiler=-ffile-prefix-map=${map}>")
+                      "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CUDA>>:-Xcompiler=\"-ffile-prefix-map=${map}\">")
 endforeach()
 
 # The options that every target of the project is compiled with. Applications that link it need them, too, since the

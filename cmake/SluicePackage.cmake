@@ -45,8 +45,10 @@ set(pkg_libs -lsluice_cxx)
 configure_file(cmake/sluice.pc.in shared/sluice.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/static/sluice.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
         COMPONENT static ${not_static})
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/shared/sluice.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
-        COMPONENT shared_development ${not_shared})
+if(TARGET sluice_shared)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/shared/sluice.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+          COMPONENT shared_development ${not_shared})
+endif()
 if(SLUICE_C)
   configure_file(cmake/sluice_c.pc.in sluice_c.pc @ONLY)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sluice_c.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)

@@ -38,11 +38,12 @@ def _project():
 
 def _built(work):
     """The compiled files by their places in the package."""
+    # pip runs this in python/, so that relative paths mean the top of the checkout.
     library = os.environ.get("SLUICE_LIBRARY")
     if library:
-        return {LIBRARY: pathlib.Path(library)}
+        return {LIBRARY: SOURCE / library}
     given = os.environ.get("SLUICE_BUILD")
-    build = pathlib.Path(given) if given else pathlib.Path(work) / "build"
+    build = SOURCE / given if given else pathlib.Path(work) / "build"
     if not given:
         configured = subprocess.run(["cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DSLUICE_UNITY=ON", "-DSLUICE_TESTS=OFF",
                         "-DSLUICE_C=ON", "-DBUILD_SHARED_LIBS=ON", "-DSLUICE_MPI=OFF",

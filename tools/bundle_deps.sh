@@ -6,13 +6,13 @@
 # DIR is made anew, does not depend on its place, holds no more than 60 MiB, and packs to a quarter (tar -cJf). Its C library
 # must be no older than this machine's.
 set -euo pipefail
+target=$(realpath -m -- "${1:-.}")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [[ $# -ne 1 || $1 == -* ]]; then
   sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/bundle_deps.sh >&2
   exit 2
 fi
-target=$(realpath -m "$1")
 multiarch=x86_64-linux-gnu
 limit_mib=60
 

@@ -12,8 +12,11 @@
 # The C library there must be no older than this machine's. With a FOLDER
 # nothing is stripped, no library copied and nothing brought.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# The path that the caller means, from wherever the script runs.
+given() { (cd "$caller" && realpath -m -- "$1"); }
 usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/gpu_pack.sh; }
 limit_mib=60
 architectures='80-real;89-real;90-real;100-real;120-real;120-virtual'
@@ -26,10 +29,13 @@ wheels=()
 while [[ $# -gt 0 ]]; do
   case $1 in
     --architectures) architectures=${2:-} && shift ;;
-    --torchao) torchao=${2:-} && shift ;;
-    --wheel) wheels+=("$(realpath "${2:-}")") && shift ;;
+    --torchao)
+      torchao=${2:-} && shift
+      [[ -z $torchao || $torchao == none ]] || torchao=$(given "$torchao")
+      ;;
+    --wheel) wheels+=("$(given "${2:-}")") && shift ;;
     --jobs) jobs=${2:-} && shift ;;
-    --built) build=$(realpath "${2:-}") && shift ;;
+    --built) build=$(given "${2:-}") && shift ;;
     --help | -h) usage && exit 0 ;;
     -*) usage >&2 && exit 2 ;;
     *) target=$1 ;;
@@ -37,7 +43,7 @@ while [[ $# -gt 0 ]]; do
   shift
 done
 [[ -n $target ]] || { usage >&2 && exit 2; }
-target=$(realpath -m "$target")
+target=$(given "$target")
 
 if [[ -z $build ]]; then
   build=$PWD/build/gpu_pack
@@ -55,6 +61,10 @@ if [[ $target == *.tar.gz ]]; then
   stage=$(mktemp -d)
   trap 'rm -rf "$stage"' EXIT
   folder=$stage/sluice_gpu
+fi
+if [[ -e $folder && ! -e $folder/run.sh ]] && [[ ! -d $folder || -n $(ls -A "$folder") ]]; then
+  echo "tools/gpu_pack.sh: $folder is there and was not made by this script; name another folder, or an archive (.tar.gz)" >&2
+  exit 2
 fi
 rm -rf "$folder"
 mkdir -p "$folder"/{bin,lib/runtime,wheel}

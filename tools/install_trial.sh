@@ -12,7 +12,11 @@
 #   --output FILE    instead of docs/results/install.md
 # Exits with 1 if a command failed, with 77 where debootstrap, the right to use it, or a way to Debian's archive is missing.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The path that the caller means, from wherever the script runs.
+given() { (cd "$caller" && realpath -m -- "$1"); }
 
 packages=
 wheel=
@@ -23,13 +27,13 @@ only=()
 output=docs/results/install.md
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --packages) packages=${2:?--packages needs a folder} ;;
-    --wheel) wheel=${2:?--wheel needs a file} ;;
+    --packages) packages=$(given "${2:?--packages needs a folder}") ;;
+    --wheel) wheel=$(given "${2:?--wheel needs a file}") ;;
     --only) only+=("${2:?--only needs a way}") ;;
-    --note) note=$2 ;;
+    --note) note=${2:?--note needs a text} ;;
     --optimize) optimize=${2:?--optimize needs a level, such as -O1} ;;
-    --bases) bases=${2:?--bases needs a folder} ;;
-    --output) output=${2:?--output needs a file} ;;
+    --bases) bases=$(given "${2:?--bases needs a folder}") ;;
+    --output) output=$(given "${2:?--output needs a file}") ;;
     *)
       sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/install_trial.sh >&2
       exit 2
@@ -40,7 +44,7 @@ done
 ways=(deb docker cuda conan vcpkg trixie noble tasks aarch64 clang wheel)
 [[ ${#only[@]} -gt 0 ]] || only=("${ways[@]}")
 for way in "${only[@]}"; do
-  [[ " ${ways[*]} " == *" $way "* ]] || {
+  printf '%s\n' "${ways[@]}" | grep -Fxq -e "$way" || {
     echo "tools/install_trial.sh: no way is called \"$way\"; there are ${ways[*]}" >&2
     exit 2
   }

@@ -74,6 +74,8 @@ class Workshop:
     """A copy of the checkout, and its build."""
 
     def __init__(self, folder, jobs, limit_s):
+        if folder.exists() and not (folder / "tools/mutate.py").exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise SystemExit(f"{folder} is there and is no copy of the checkout; name another folder with --work")
         self.source = folder
         self.build = None
         self.jobs = jobs

@@ -12,17 +12,25 @@
 # Exits with 0 only if state on the drive gives the bits of state in memory, and the model beats a bigram model on text it was
 # not trained on.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 prepare=no
 command=
-[[ $# -gt 0 && $1 == --prepare ]] && prepare=yes && shift
-[[ $# -gt 1 && $1 == --command ]] && command=$2 && shift 2
-if [[ $# -gt 0 ]]; then
-  [[ $1 == --help || $1 == -h ]] || echo "tools/quickstart.sh: unknown option \"$1\"" >&2
-  sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/quickstart.sh >&2
-  exit 2
-fi
+while [[ $# -gt 0 ]]; do
+  if [[ $1 == --prepare ]]; then
+    prepare=yes
+  elif [[ $1 == --command && $# -gt 1 ]]; then
+    command=$2
+    [[ $command != */* ]] || command=$(cd "$caller" && realpath -m -- "$command")
+    shift
+  else
+    [[ $1 == --help || $1 == -h ]] || echo "tools/quickstart.sh: unknown option \"$1\", or one without its value" >&2
+    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/quickstart.sh >&2
+    exit 2
+  fi
+  shift
+done
 build=build/quickstart
 run=$build/run
 jobs=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}

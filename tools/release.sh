@@ -6,10 +6,11 @@
 # section has a date; no file is changed or missing from git; the tag vVERSION is at this commit. --draft leaves out the date, the
 # changed files and the tag: for trying the archive.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 draft=no
-folder=build/dist
+folder=$PWD/build/dist
 while [[ $# -gt 0 ]]; do
   case $1 in
     --draft) draft=yes ;;
@@ -17,7 +18,7 @@ while [[ $# -gt 0 ]]; do
       sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/release.sh >&2
       exit 2
       ;;
-    *) folder=$1 ;;
+    *) folder=$(cd "$caller" && realpath -m -- "$1") ;;
   esac
   shift
 done

@@ -25,8 +25,8 @@ build() {
 
 build "$work/one" "$@"
 sleep 1.1 # another second, should a file hold the time
-build "$work/a/longer/place" "$@"
-if ! diff "$work/one.sums" "$work/a/longer/place.sums"; then
+build "$work/a longer place/here" "$@"
+if ! diff "$work/one.sums" "$work/a longer place/here.sums"; then
   echo "two builds of $(git rev-parse --short HEAD) differ in the files above" >&2
   exit 1
 fi

@@ -42,7 +42,7 @@ while [[ $# -gt 0 ]]; do
   case $1 in
     --slow) slow=yes ;;
     --part)
-      if [[ " ${parts[*]} " != *" ${2:-} "* ]]; then
+      if ! printf '%s\n' "${parts[@]}" | grep -Fxq -e "${2:-}"; then
         echo "tools/test.sh: --part needs one of: ${parts[*]}" >&2
         exit 2
       fi
@@ -57,7 +57,7 @@ while [[ $# -gt 0 ]]; do
       case $1 in
         --cases) export SLUICE_TEST_CASES=$2 ;;
         --seed) export SLUICE_TEST_SEED=$2 ;;
-        --jobs) jobs=$2 ;;
+        --jobs) jobs=$((10#$2)) ;;
       esac
       shift
       ;;
@@ -73,6 +73,10 @@ while [[ $# -gt 0 ]]; do
   esac
   shift
 done
+if [[ $jobs == 0 ]]; then
+  echo "tools/test.sh: --jobs needs at least 1" >&2
+  exit 2
+fi
 if [[ $slow == yes && ${#chosen[@]} -gt 0 ]]; then
   echo "tools/test.sh: --slow runs all parts, --part some of them: give one of the two" >&2
   exit 2
@@ -161,7 +165,15 @@ run_asan() {
   ASAN_OPTIONS=intercept_tls_get_addr=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} run asan "$@"
 }
 
-# The package for PyTorch, installed as a wheel into an environment of its own, with the library of the release build.
+# install_wheel ENVIRONMENT: the package for PyTorch, with the library of the release build.
+install_wheel() {
+  local pip=("$1/bin/python" -m pip --quiet --disable-pip-version-check)
+  rm -rf build/wheel
+  SLUICE_BUILD=$PWD/build/release "${pip[@]}" wheel --no-deps --no-build-isolation -w build/wheel ./python
+  "${pip[@]}" install --no-deps --force-reinstall build/wheel/*.whl
+}
+
+# In an environment of its own.
 test_torch() {
   say "testing the package for PyTorch"
   local environment=$PWD/build/torch status=0
@@ -171,10 +183,7 @@ test_torch() {
     return
   fi
   [[ $status == 0 ]] || return "$status"
-  local pip=("$environment/bin/python" -m pip --quiet --disable-pip-version-check)
-  rm -rf build/wheel
-  SLUICE_BUILD=$PWD/build/release "${pip[@]}" wheel --no-deps --no-build-isolation -w build/wheel ./python
-  "${pip[@]}" install --no-deps --force-reinstall build/wheel/*.whl
+  install_wheel "$environment"
   # The folder before the rest of the path: the tests use the wheel's command.
   (cd python/tests && PATH=$environment/bin:$PATH "$environment/bin/python" -B -m pytest -q -rs -p no:cacheprovider --ignore frameworks .) || return
   local fake=$PWD/build/release/tests/capi/libsluice_fake_gpu.so
@@ -199,6 +208,7 @@ test_frameworks() {
     return
   fi
   [[ $status == 0 ]] || return "$status"
+  install_wheel "$environment"
   local command=$PWD/build/release/tools/sluice
   [[ -x $command ]] || {
     echo "tools/test.sh: no release build of the command, so its exports are not tried with the frameworks" >&2
@@ -333,6 +343,7 @@ part_objects() {
 # All of them, whatever fails before. Not to be called in a condition, where `set -e` has no effect.
 run_parts() {
   local part begin status failed=()
+  trap 'exit 130' INT  # some programs end of Ctrl-C with a status of their own, and the next part would begin
   for part in "$@"; do
     say "part \"$part\""
     begin=$SECONDS

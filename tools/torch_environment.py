@@ -97,6 +97,9 @@ def main():
     wanted = ["--no-deps", f"torch=={given.torch}" if given.torch else "torch>=2.6", *PURE, *OTHERS]
     mark = " ".join(wanted) + " with stand-ins 2"
     if not done.exists() or done.read_text(encoding="utf-8") != mark:
+        if folder.exists() and not (folder / "pyvenv.cfg").exists() and (not folder.is_dir() or any(folder.iterdir())):
+            print(f"{folder} is there and is no environment of Python; name another folder", file=sys.stderr)
+            return 2
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         for packages in (wanted, ["pytest"]):

@@ -6,13 +6,17 @@
 # The command, the C++ library and its headers are in it, too. SLUICE_BUILD names a build tree that has them, such as
 # build/release; otherwise they are built first.
 set -euo pipefail
+folder=$(realpath -m -- "${1:-dist}")
+if [[ -n ${SLUICE_BUILD:-} ]]; then
+  SLUICE_BUILD=$(realpath -m -- "$SLUICE_BUILD")
+  export SLUICE_BUILD
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [[ ${1:-} == -* ]]; then
   sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/wheel.sh
   exit 2
 fi
-folder=${1:-dist}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/tools"

@@ -1,8 +1,8 @@
 # The tests of the installed package: what is in it, and that examples/ build against it alone, as any application would.
 #   MODE=install   installs the build tree SLUICE_BUILD to WORK/static and, with the shared C++ library, to WORK/shared. Each
 #                  has the files that it should have and no other. Each public header compiles alone in C++20, with nothing
-#                  but the standard library beside it
-#   MODE=cmake, MODE=pkg_config   builds the example SOURCE against the prefix WORK/KIND (static or shared) by find_package()
+#                  but the standard library beside it. The C interface alone goes to WORK/c
+#   MODE=cmake, MODE=pkg_config   builds the example SOURCE against the prefix WORK/KIND (static, shared or c) by find_package()
 #                  or by pkg-config, and runs it
 # Given with -D: MODE, SLUICE_BUILD, SOURCE, WORK, KIND, NAME, GENERATOR, COMPILER, BUILD_TYPE, VERSION, FLAGS (the sanitizer's,
 # or nothing), HAS_C, HAS_TOOLS, HAS_MPI; LAUNCH (a launcher of ranks, its words separated by commas) runs it once more below that.
@@ -33,6 +33,15 @@ if(MODE STREQUAL "install")
   foreach(component c shared shared_development development tools mpi)
     run(${CMAKE_COMMAND} --install ${SLUICE_BUILD} --prefix ${WORK}/shared --component ${component})
   endforeach()
+  foreach(component c development)
+    run(${CMAKE_COMMAND} --install ${SLUICE_BUILD} --prefix ${WORK}/c --component ${component})
+  endforeach()
+
+  # An application that can do without Sluice goes on where a library behind the static one is missing.
+  file(WRITE ${WORK}/without/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)\nproject(without CXX)\nfind_package(sluice QUIET)\n"
+       "if(sluice_FOUND OR NOT sluice_NOT_FOUND_MESSAGE MATCHES liburing)\n  message(FATAL_ERROR \"found\")\nendif()\n")
+  run(${CMAKE_COMMAND} -E env PKG_CONFIG_LIBDIR=${WORK}/without ${CMAKE_COMMAND} -S ${WORK}/without -B ${WORK}/without/build
+      -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${WORK}/static -DCMAKE_FIND_PACKAGE_NO_PACKAGE_REGISTRY=ON)
 
   file(GLOB headers ${SOURCE}/*/include/sluice/*.h)
   file(GLOB_RECURSE shared_files RELATIVE ${SOURCE} ${SOURCE}/examples/* ${SOURCE}/configs/*)
@@ -116,6 +125,25 @@ if(KIND STREQUAL "shared" AND NOT NAME STREQUAL "line")
 endif()
 set(ENV{LD_LIBRARY_PATH} ${prefix}/lib)
 run(${work}/build/${NAME} ${work}/run)
+
+# refuse(TEXT ARGUMENTS...): the example ends with 1, and says TEXT.
+function(refuse text)
+  execute_process(COMMAND ${work}/build/${NAME} ${ARGN} RESULT_VARIABLE status ERROR_VARIABLE errors)
+  if(NOT status EQUAL 1 OR NOT errors MATCHES "${text}" OR errors MATCHES "terminate called")
+    list(JOIN ARGN " " arguments)
+    message(FATAL_ERROR "${NAME} ${arguments}: ended with ${status}: ${errors}")
+  endif()
+endfunction()
+refuse("absent. does not exist" ${work}/absent)
+if(NAME STREQUAL "experts")
+  refuse("absent cannot be read" ${work}/run ${work}/absent)
+  refuse("run cannot be read" ${work}/run ${work}/run)
+elseif(NAME STREQUAL "line")
+  refuse("quote" ${work}/a\"b)
+  refuse("quote" ${work}/a\\b)
+  string(REPEAT "a" 9000 long)
+  refuse("too long" ${work}/${long})
+endif()
 if(LAUNCH)
   string(REPLACE "," ";" LAUNCH "${LAUNCH}")
   run(${LAUNCH} ${work}/build/${NAME} ${work}/run)
