@@ -1,7 +1,7 @@
 // The manifest of a checkpoint, sluice_state.json (docs/checkpoints.md). The manifest describes
-// what was trained and at which step. The manifest also has the lengths and checksums of everything
-// in the folder. Each piece of a tensor has its own checksum. So a reader of a range reads only the
-// pieces that overlap the range.
+// what was trained and at which step. The manifest also has the lengths and checksums of all
+// safetensors files in the folder. Each piece of a tensor has its own checksum. So a reader of a
+// range reads only the pieces that overlap the range.
 //
 // Thread rule: the structs are plain data, and the functions are pure.
 #pragma once

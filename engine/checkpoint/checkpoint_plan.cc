@@ -29,17 +29,28 @@ struct Item {
   SafetensorsEntry entry;
 };
 
+// "format": required by transformers.
+const std::map<std::string, std::string> kMetadata{{"format", "pt"}};
+
+// At least what the item takes of a file: its data, and its part of the header, where its two
+// offsets may have up to 20 digits.
+std::uint64_t bytes_in_file(const Item& item) {
+  return item.entry.size_bytes() + 2 * 20 +
+         safetensors_beginning(std::span(&item.entry, 1), {}).size();
+}
+
 // Cuts `items` into files, which all get their names once their number is known.
 void add_files(CheckpointPlan& plan, const std::string& stem, std::vector<Item> items,
                std::uint64_t file_bytes_max) {
   if (items.empty()) return;
   std::vector<std::vector<Item>> files(1);
-  std::uint64_t bytes = 0;
+  const std::uint64_t start_bytes = safetensors_beginning({}, kMetadata, kPageBytes).size();
+  std::uint64_t bytes = start_bytes;
   for (Item& item : items) {
-    const std::uint64_t item_bytes = item.entry.size_bytes();
+    const std::uint64_t item_bytes = bytes_in_file(item);
     if (!files.back().empty() && bytes + item_bytes > file_bytes_max) {
       files.emplace_back();
-      bytes = 0;
+      bytes = start_bytes;
     }
     bytes += item_bytes;
     files.back().push_back(std::move(item));
@@ -57,8 +68,7 @@ void add_files(CheckpointPlan& plan, const std::string& stem, std::vector<Item> 
     for (const Item& item : file) entries.push_back(item.entry);
     CheckpointPlan::File& added = plan.files.emplace_back();
     added.name = fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, files.size());
-    // "format": required by transformers.
-    added.beginning = safetensors_beginning(entries, {{"format", "pt"}}, kPageBytes);
+    added.beginning = safetensors_beginning(entries, kMetadata, kPageBytes);
     added.size_bytes = added.beginning.size();
     for (const Item& item : file) {
       plan.tensors.push_back({.tensor = item.tensor,

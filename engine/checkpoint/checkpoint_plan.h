@@ -38,7 +38,7 @@ struct CheckpointPlan {
 };
 
 // A tensor lies completely in one file. If a file holds several tensors, the file has at most
-// `file_bytes_max` bytes of data. A file with a single tensor may be larger.
+// `file_bytes_max` bytes with its header. A file with a single tensor may be larger.
 CheckpointPlan plan_checkpoint(const StateDescription& state, const StateFormat& format,
                                std::uint64_t file_bytes_max);
 

@@ -132,6 +132,27 @@ TEST(CheckpointBytes, TensorsOfWholePagesBeginAtPages) {
     EXPECT_EQ(file.beginning.size() % kPageBytes, 0u);
 }
 
+// With their headers, whose offsets have more digits in a larger file.
+TEST(CheckpointBytes, FilesKeepTheirLimit) {
+  StateDescription state;
+  const std::string dots(500, '.');
+  for (std::uint64_t i = 0; i < 300; ++i)
+    state.tensors.push_back({.name = "\n" + dots + std::to_string(i), .shape = {1 + i % 7, 1024}});
+  constexpr std::uint64_t kLargest = 7 * 1024 * sizeof(float);
+  for (const std::uint64_t limit : {kLargest, 40'000ul, 200'000ul, 3'000'000ul}) {
+    const CheckpointPlan plan = plan_checkpoint(state, StateFormat(), limit);
+    std::vector<int> tensors(plan.files.size());
+    for (const CheckpointPlan::Tensor& tensor : plan.tensors) ++tensors[tensor.file];
+    for (std::size_t file = 0; file < plan.files.size(); ++file)
+      EXPECT_TRUE(plan.files[file].size_bytes <= limit || tensors[file] == 1)
+          << plan.files[file].size_bytes << " of " << limit;
+    EXPECT_LT(plan.size_bytes / plan.files.size(), limit + 2 * kPageBytes);
+    if (limit >= 200'000) {
+      EXPECT_GT(plan.size_bytes / plan.files.size(), limit * 3 / 4);  // they are not cut too early
+    }
+  }
+}
+
 class DirectReads : public testing::Test {
  protected:
   DirectReads() {
