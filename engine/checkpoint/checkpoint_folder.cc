@@ -122,16 +122,11 @@ std::string CheckpointName::text() const {
 
 std::optional<CheckpointName> checkpoint_name_from(std::string_view text) {
   if (!text.starts_with(kPrefix)) return std::nullopt;
-  text.remove_prefix(kPrefix.size());
   CheckpointName name;
   const char* const end = text.data() + text.size();
-  auto parsed = std::from_chars(text.data(), end, name.step);
-  if (parsed.ec != std::errc{}) return std::nullopt;
-  if (parsed.ptr != end) {
-    if (*parsed.ptr != '.') return std::nullopt;
-    parsed = std::from_chars(parsed.ptr + 1, end, name.revision);
-    if (parsed.ec != std::errc{} || parsed.ptr != end) return std::nullopt;
-  }
+  const auto parsed = std::from_chars(text.data() + kPrefix.size(), end, name.step);
+  if (parsed.ptr != end) (void)std::from_chars(parsed.ptr + 1, end, name.revision);
+  if (name.text() != text) return std::nullopt;  // "step-3" is no name of a checkpoint
   return name;
 }
 

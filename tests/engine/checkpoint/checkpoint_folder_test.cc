@@ -70,6 +70,22 @@ TEST_F(CheckpointFolder, OldOnesGoAndLatestFollows) {
   EXPECT_EQ(names().size(), 3u);
 }
 
+// Such a folder is a user's: a checkpoint that was put aside, or another program's.
+TEST_F(CheckpointFolder, OnlyNamesThatItWouldGiveAreCheckpoints) {
+  for (const CheckpointName& name :
+       {CheckpointName{}, {.step = 3}, {.step = 3, .revision = 12}, {.step = 12'345'678'901}})
+    EXPECT_EQ(checkpoint_name_from(name.text()), name);
+  for (const std::string text : {"step-3", "step-0000000003", "step-000000003.0",
+                                 "step-000000003.01", "step-3.1", "step-000000003.old", "step-"})
+    EXPECT_EQ(checkpoint_name_from(text), std::nullopt) << text;
+  save(2);
+  save(3);
+  fs::create_directory(root_ + "/step-3");
+  save(4, 2);
+  EXPECT_EQ(names(), (Names{"step-000000004", "step-000000003"}));
+  EXPECT_TRUE(fs::exists(root_ + "/step-3"));
+}
+
 TEST_F(CheckpointFolder, AStepThatIsSavedAgainReplacesTheOldOne) {
   save(3);
   save(3);
