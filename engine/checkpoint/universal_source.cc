@@ -51,6 +51,15 @@ std::string tag_of(const std::string& path) {
   return tag;
 }
 
+void require_shape(const TorchFile& file, const std::vector<std::uint64_t>& shape) {
+  if (file.has_tensor() && file.shape() == shape) return;
+  throw Error(ErrorCode::kInput,
+              fmt::format("\"{}\" has the shape [{}], but the model [{}]", file.path(),
+                          file.has_tensor() ? fmt::format("{}", fmt::join(file.shape(), ", "))
+                                            : "of no tensor",
+                          fmt::join(shape, ", ")));
+}
+
 }  // namespace
 
 std::optional<std::string> universal_parameters(const std::string& folder) {
@@ -138,13 +147,10 @@ void UniversalSource::prepare(const StateDescription& wanted) {
                       "start from the weights",
                       tensor.name));
     superfluous.erase(folder_of(tensor.name));
-    const TorchFile& file = file_of(tensor.name, StateKind::kMaster);
-    if (!file.has_tensor() || file.shape() != tensor.shape)
-      throw Error(ErrorCode::kInput,
-                  fmt::format("\"{}\" has the shape [{}], but the model [{}]", file.path(),
-                              file.has_tensor() ? fmt::format("{}", fmt::join(file.shape(), ", "))
-                                                : "of no tensor",
-                              fmt::join(tensor.shape, ", ")));
+    require_shape(file_of(tensor.name, StateKind::kMaster), tensor.shape);
+    if (tensor.is_frozen) continue;
+    require_shape(file_of(tensor.name, StateKind::kExpAvg), tensor.shape);
+    require_shape(file_of(tensor.name, StateKind::kExpAvgSq), tensor.shape);
   }
   if (!superfluous.empty())
     throw Error(ErrorCode::kInput,

@@ -117,6 +117,25 @@ TEST(UniversalSource, AnotherModelOrOptimizerIsNamed) {
   expect_words("moments of Adam, but the config asks for lion", [&] { source.prepare(other); });
 }
 
+// Before anything of the state changes. A frozen tensor has no moments.
+TEST(UniversalSource, MomentsOfAnotherShapeAreNamed) {
+  const TempDirectory directory;
+  const std::string zero = directory.path() + "/zero";
+  std::filesystem::copy(kFolder + "/zero", zero, std::filesystem::copy_options::recursive);
+  const std::string folder = zero + "/module.a.weight/";
+  for (const std::string name : {"exp_avg.pt", "exp_avg_sq.pt"}) {
+    std::filesystem::rename(folder + name, folder + "aside");
+    std::filesystem::copy(kFolder + "/other_shape.pt", folder + name);
+    UniversalSource source(zero);
+    expect_words(name + "\" has the shape [5, 3], but the model [3, 5]",
+                 [&] { source.prepare(wanted()); });
+    StateDescription frozen = wanted();
+    frozen.tensors[0].is_frozen = true;
+    EXPECT_NO_THROW(source.prepare(frozen));
+    std::filesystem::rename(folder + "aside", folder + name);
+  }
+}
+
 TEST(UniversalSource, ParametersAtDifferentStepsAreRefused) {
   const TempDirectory directory;
   const std::string zero = directory.path() + "/zero";

@@ -1,4 +1,5 @@
-"""Writes zero/module.a.weight as DeepSpeed's ds_to_universal does (with torch 2), and another step: make.py FOLDER"""
+"""Writes zero/module.a.weight as DeepSpeed's ds_to_universal does (with torch 2), another step and another shape:
+make.py FOLDER"""
 
 import os
 import sys
@@ -12,3 +13,4 @@ for name, values in (("fp32", numbers / 8 - 1), ("exp_avg", numbers * 0.5), ("ex
     torch.save({"param": values, "cat_dim": 0}, os.path.join(folder, name + ".pt"))
 torch.save(torch.tensor(7.0), os.path.join(folder, "step.pt"))
 torch.save(torch.tensor(8.0), os.path.join(sys.argv[1], "other_step.pt"))
+torch.save({"param": numbers.reshape(5, 3), "cat_dim": 0}, os.path.join(sys.argv[1], "other_shape.pt"))
