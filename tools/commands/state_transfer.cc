@@ -97,6 +97,7 @@ int export_state(const StateOptions& options) {
   StateJson json(options, document);
   StoreSource source(storage.state.name, storage.paths);
   const CheckpointLock lock(options.folder);
+  for (const std::string& note : lock.notes()) warn("sluice: {}\n", note);
   SaveOptions save{.file_bytes_max = parse_size(options.shard_size)};
   if (options.has_sha256) save.sha256 = file_sha256;
   if (has_tensors_of(source.description(), training_model(config)))

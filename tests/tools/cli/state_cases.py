@@ -243,6 +243,15 @@ class DurableStores(CliCase):
             self.assertEqual((run["resumed_steps"], run["state_sha256"]), (3, whole))
             self.run_sluice("state", "remove", resumed)
 
+    def test_what_an_export_removes_is_named(self):
+        config = self.write_config({**BASE, "run.steps": 1})
+        self.run_sluice("train", config, "--quiet")
+        left = self.path("kept", ".new-0123456789abcdef")
+        os.makedirs(left)
+        done = self.run_sluice("state", "export", config, "kept")
+        self.assertEqual(done.stderr.count("kept/.new-0123456789abcdef"), 1, done.stderr)
+        self.assertFalse(os.path.exists(left))
+
     def test_an_exported_config_has_the_heads_of_the_store(self):
         self.run_sluice("train", self.write_config({**BASE, "run.steps": 1, "model.heads": 2}), "--quiet")
         done = self.run_sluice("state", "export", self.write_config({**BASE, "run.steps": 1, "model.heads": 4}), "kept")
