@@ -1,6 +1,7 @@
 """Every file that a command reads may be gone, a folder, without end, or no such file at all: each is a clear error at once. There is a
 row for every FILE, DIR and PATH in --help, so that a new one without a row is noticed."""
 
+import json
 import os
 import re
 import resource
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 
 from cli_support import CliCase
+from forged_checkpoint import mend_checksums
 
 HERE = "@"  # the place of the hostile file
 TRAIN = ("train", "config.json", "--data", "text.txt")
@@ -101,6 +103,26 @@ class HostileInputs(CliCase):
         self.assertNotIn("internal error", done.stderr)
         self.assertIn(name, done.stderr)
         self.assertLess(len(done.stderr), 2000)
+
+    def test_a_checkpoint_with_the_text_of_another_program_is_named(self):
+        store = {"storage.state.name": "run-7", "run.steps": 3}
+        self.train({"run.steps": 2}, "--checkpoint", "kept")
+        folder = self.path("kept", "step-000000002")
+        with open(os.path.join(folder, "sluice_state.json"), encoding="utf-8") as file:
+            manifest = json.load(file)
+        manifest["application"] = [json.dumps({**json.loads(manifest["application"][0]), "beginning": 5})]
+        with open(os.path.join(folder, "sluice_state.json"), "w", encoding="utf-8") as file:
+            json.dump(manifest, file)
+        if not mend_checksums(folder):
+            self.skipTest("libxxhash, which would make a checkpoint's checksums, is not there")
+        message = self.fail_train(2, {}, "--checkpoint", "kept", "--resume")
+        for words in ("kept/step-000000002", "comes from another program"):
+            self.assertIn(words, message)
+        self.train(store)
+        message = self.fail_train(2, {**store, "run.steps": 4}, "--checkpoint", "kept", "--resume", "--accept-config")
+        self.assertIn("kept/step-000000002\" is a checkpoint of another run", message)
+        self.run_sluice("state", "remove", self.write_config(store))
+        os.unlink(self.path("storage", "run-7.lock"))
 
     def test_a_folder_in_place_of_the_calibration_of_tune_is_measured_anew(self):
         self.write_config()

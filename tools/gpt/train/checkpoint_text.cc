@@ -50,6 +50,11 @@ std::uint64_t draws_in(const nlohmann::json& saved, std::uint64_t steps) {
          number_in(settings, "batch.micro_batches") * number_in(settings, "ranks");
 }
 
+std::string beginning_in(const nlohmann::json& saved) {
+  const auto found = saved.find(kBeginning);
+  return found != saved.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
 bool is_same_change(const SettingChange& one, const SettingChange& other) {
   return one.steps == other.steps && one.key == other.key && one.before == other.before &&
          one.after == other.after;
@@ -70,7 +75,7 @@ std::string Checkpointing::own_beginning() const {
 bool Checkpointing::is_own(const std::string& application) const {
   const nlohmann::json saved =
       nlohmann::json::parse(application, nullptr, /*allow_exceptions=*/false);
-  if (!saved.is_object() || saved.value(kBeginning, std::string()) != beginning_) return false;
+  if (!saved.is_object() || beginning_in(saved) != beginning_) return false;
   const std::vector<SettingChange> changes = setting_changes_in(saved, kSettingChanges);
   return changes.size() <= setting_changes_.size() &&
          std::equal(changes.begin(), changes.end(), setting_changes_.begin(), is_same_change);
@@ -86,6 +91,7 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
   };
   if (!saved.is_object() || !saved.contains("steps") || !saved["steps"].is_number_unsigned() ||
       !saved.contains("settings") || !saved["settings"].is_object() || !saved.contains("text") ||
+      (saved.contains(kBeginning) && !saved[kBeginning].is_string()) ||
       !std::all_of(saved["settings"].begin(), saved["settings"].end(),
                    [](const nlohmann::json& value) { return value.is_string(); }))
     fail("field \"application\" comes from another program, not from sluice train");
@@ -136,7 +142,7 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
   first_draws_ = draws_in(saved, steps);
   kernel_changes_ = setting_changes_in(saved, kKernelChanges);
   setting_changes_ = setting_changes_in(saved, kSettingChanges);
-  beginning_ = saved.value(kBeginning, std::string());
+  beginning_ = beginning_in(saved);
   for (SettingChange& change : accepted) {
     change.steps = steps;
     setting_changes_.push_back(std::move(change));
