@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "base/topology.h"
+#include "engine/checkpoint/checkpoint_folder.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/print.h"
 #include "tools/gpt/model/gpt_compute.h"
@@ -112,10 +114,12 @@ class Vocabulary {
 
 // The newest checkpoint of a folder of checkpoints, or the path itself.
 std::string newest_in(const std::string& path) {
-  const std::filesystem::path latest = std::filesystem::path(path) / "latest";
+  const std::filesystem::path root(path);
   std::error_code no_answer;
-  const bool is_root = std::filesystem::is_directory(latest, no_answer);
-  return is_root ? latest.string() : path;
+  if (std::filesystem::is_directory(root / "latest", no_answer)) return root / "latest";
+  if (!std::filesystem::is_directory(root, no_answer)) return path;
+  const std::vector<CheckpointName> all = list_checkpoints(path);  // where no link can be made
+  return all.empty() ? path : (root / all.front().text()).string();
 }
 
 }  // namespace

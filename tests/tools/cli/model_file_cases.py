@@ -257,6 +257,16 @@ class Generate(CliCase):
         self.assertEqual(self.generate("--temperature", 0, "--seed", 2), first)
         self.assertEqual(self.generate("--top-k", 1, "--seed", 2), first)
 
+    def test_generate_from_the_newest_of_a_folder_of_checkpoints(self):
+        self.train(None, "--checkpoint", "kept", "--checkpoint-every", 1, "--steps", 30, "--keep", 2)
+
+        def text(model):
+            return self.run_sluice("generate", "--model", model, "--prompt", "in the ", "--tokens", 40, "--temperature", 0).stdout
+        expected = text("kept/step-000000030")
+        self.assertEqual(text("kept"), expected)
+        os.unlink(self.path("kept", "latest"))  # a copy of the folder may lack it, or the file system links
+        self.assertEqual(text("kept"), expected)
+
     def test_generate_from_a_long_prompt(self):
         self.train(None, "--save", "model", "--steps", 400)  # enough to look at the text
         prompt = "and it lay on storage until it was read again. " * 5  # the context is 32
