@@ -94,18 +94,29 @@ def batch(text, seed):
     return torch.stack([text[start:start + LENGTH + 1] for start in starts])
 
 
+def positive(text):
+    """A number of steps."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=pathlib.Path)
     parser.add_argument("--storage", default="/var/tmp", metavar="FOLDER", help="a folder on the drive (default: %(default)s)")
     parser.add_argument("--in-memory", action="store_true", help="trains with torch.optim.AdamW instead")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=positive, default=300)
     options = parser.parse_args()
 
-    text = torch.frombuffer(bytearray(options.text.read_bytes()), dtype=torch.uint8).long()
-    text, held_out = text[:-len(text) // 20], text[-len(text) // 20:]
-    if len(held_out) <= LENGTH:
+    try:
+        written = options.text.read_bytes()
+    except OSError as error:
+        parser.error(str(error))
+    if len(written) <= 20 * LENGTH:
         parser.error(f"{options.text} is too short: a twentieth of it is held out, and has to have more than {LENGTH} bytes")
+    text = torch.frombuffer(bytearray(written), dtype=torch.uint8).long()
+    text, held_out = text[:-len(text) // 20], text[-len(text) // 20:]
     torch.manual_seed(1)
     model = TextModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))

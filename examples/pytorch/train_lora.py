@@ -56,11 +56,18 @@ class Block(nn.Module):
         return x + self.narrow(torch.relu(self.wide(x)))
 
 
+def positive(text):
+    """A number of steps."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--storage", default="/var/tmp", metavar="FOLDER", help="a folder on the drive (default: %(default)s)")
     parser.add_argument("--quantized", action="store_true", help="frozen weights of 8 bits")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=positive, default=40)
     options = parser.parse_args()
 
     torch.manual_seed(1)

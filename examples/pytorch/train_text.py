@@ -66,18 +66,31 @@ def sample(model, count=120):
     return bytes(tokens[0].tolist()).decode("ascii", "replace")
 
 
+def positive(text):
+    """A number of steps."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=pathlib.Path)
     parser.add_argument("--storage", default="/var/tmp", metavar="FOLDER", help="a folder on the drive (default: %(default)s)")
     parser.add_argument("--resume", metavar="NAME", help="keeps the state there under this name, and goes on from it")
     parser.add_argument("--in-memory", action="store_true", help="trains with torch.optim.AdamW instead")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=positive, default=200)
     options = parser.parse_args()
+    if options.in_memory and options.resume:
+        parser.error("--resume goes on from the state on a drive, which --in-memory has none of")
 
-    text = torch.frombuffer(bytearray(options.text.read_bytes()), dtype=torch.uint8).long()
-    if len(text) <= LENGTH:
-        parser.error(f"{options.text} has {len(text)} bytes; a row takes {LENGTH + 1}")
+    try:
+        written = options.text.read_bytes()
+    except OSError as error:
+        parser.error(str(error))
+    if len(written) <= LENGTH:
+        parser.error(f"{options.text} has {len(written)} bytes; a row takes {LENGTH + 1}")
+    text = torch.frombuffer(bytearray(written), dtype=torch.uint8).long()
     torch.manual_seed(1)
     model = TextModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))

@@ -111,8 +111,10 @@ def _set(config: "dict[str, Any]", assignment: str) -> None:
     except ValueError:
         value = text
     *sections, last = key.split(".")
-    for section in sections:
+    for i, section in enumerate(sections):
         config = config.setdefault(section, {})
+        if not isinstance(config, dict):
+            raise ArgumentError(f"--set {assignment}: {'.'.join(sections[:i + 1])} is a value, {json.dumps(config)}, and no section")
     config[last] = value
 
 
@@ -129,6 +131,12 @@ def plan(model: str, config: "str | None", assignments: "list[str]", units: "lis
         print(f"  {BAD}  {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
 
 
 def _flags() -> int:
@@ -158,15 +166,20 @@ def main(arguments: Any = None) -> int:
     command.add_argument("--gpu", action="store_true", help="for computation on a GPU, within memory.device of its memory; none is needed here")
     command = commands.add_parser("train-demo", help="trains a small model from storage, and compares it with one in memory")
     command.add_argument("--path", metavar="FOLDER", help="a folder on the drive; by default the one for temporary files")
-    command.add_argument("--steps", type=int, default=30, metavar="N")
+    command.add_argument("--steps", type=_positive, default=30, metavar="N")
     commands.add_parser("flags", help="prints the options with which a C++ program is compiled: c++ main.cc $(python -m sluice_offload flags)")
     given = parser.parse_args(arguments)
     if given.command == "doctor":
         return doctor(given.path)
-    if given.command == "plan":
-        return plan(given.model, given.config, given.set, given.units, given.buffers, given.gpu)
     if given.command == "flags":
         return _flags()
+    try:
+        _torch()
+    except (ImportError, OSError) as error:
+        print(f"  {BAD}  torch: {error}", file=sys.stderr)
+        return 1
+    if given.command == "plan":
+        return plan(given.model, given.config, given.set, given.units, given.buffers, given.gpu)
     from .demo import train_demo
     return train_demo(given.path, given.steps)
 

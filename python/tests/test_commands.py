@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from torch import nn
 
@@ -93,7 +94,16 @@ def test_what_cannot_be_planned(capsys):
     refused("nowhere", "nowhere:model")
     refused("there is no file or folder model, and it is not MODULE:FUNCTION either", "model")
     refused("write KEY=VALUE", "test_commands:small", "--set", "memory")
+    refused("--set memory.host=1GiB: memory is a value, \"2GiB\", and no section", "test_commands:small", "--set", "memory=2GiB",
+            "--set", "memory.host=1GiB")
     refused("memroy", "test_commands:small", "--set", "memroy.device=1GiB")
+
+
+@pytest.mark.parametrize("steps", ["0", "-3", "2.5", "many"])
+def test_a_demo_has_steps(steps, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["train-demo", "--steps", steps])
+    assert f"--steps: {steps} is no whole number from 1 on" in capsys.readouterr().err
 
 
 def test_the_demo_agrees_with_memory(tmp_path, capsys, monkeypatch):

@@ -44,6 +44,26 @@ def test_says_what_does_not(tmp_path, capsys):
     assert broken.returncode == 1 and "NO  library: cannot load" in broken.stdout and "Traceback" not in broken.stderr
 
 
+@pytest.mark.parametrize("what", ["raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')", "raise OSError('libtorch.so')"])
+def test_needs_no_torch_to_say_so(tmp_path, what):
+    """Nor do the flags of a C++ program, which a Python without torch may ask for."""
+    (tmp_path / "torch.py").write_text(what)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+    def run(*arguments):
+        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+    told = run("-m", "sluice_offload", "doctor")
+    assert told.returncode == 1 and "NO  torch: " in told.stdout and "ok  libsluice" in told.stdout and not told.stderr
+    told = run("-m", "sluice_offload", "flags")
+    assert told.stdout.startswith("-std=c++20 ") if told.returncode == 0 else "libsluice_cxx.so" in told.stderr
+    for command in (["plan", "nothing"], ["train-demo"]):
+        told = run("-m", "sluice_offload", *command)
+        assert told.returncode == 1 and "NO  torch: " in told.stderr and "Traceback" not in told.stderr
+    for use in ("from sluice_offload import offload", "import sluice_offload; sluice_offload.optim", "from sluice_offload import optim"):
+        assert "needs torch, which cannot be imported: " in run("-c", use).stderr
+    assert "has no attribute 'nothing'" in run("-c", "import sluice_offload; sluice_offload.nothing").stderr
+
+
 def test_memory_is_no_drive(capsys, caplog):
     """State in /dev/shm would take the memory that the budgets save."""
     if not os.access("/dev/shm", os.W_OK) or not engine.is_memory("/dev/shm"):

@@ -5,6 +5,8 @@ import re
 import runpy
 import sys
 
+import pytest
+
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples/pytorch"
 
 
@@ -12,6 +14,22 @@ def run(monkeypatch, capsys, name, *arguments):
     monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (("train_lora.py", "--steps", "0"), "--steps: 0 is no whole number from 1 on"),
+    (("train_experts.py", "text.txt", "--steps", "-1"), "--steps: -1 is no whole number from 1 on"),
+    (("train_text.py", "text.txt", "--steps", "0"), "--steps: 0 is no whole number from 1 on"),
+    (("train_text.py", "empty.txt"), "empty.txt has 0 bytes"), (("train_experts.py", "empty.txt"), "empty.txt is too short"),
+    (("train_text.py", "missing.txt"), "missing.txt"), (("train_experts.py", "missing.txt"), "missing.txt"),
+    (("train_text.py", "text.txt", "--in-memory", "--resume", "run"), "--resume goes on from the state on a drive")])
+def test_arguments_that_cannot_be(monkeypatch, capsys, tmp_path, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("in the beginning was the word " * 200, encoding="ascii")
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, capsys, *arguments)
+    assert words in capsys.readouterr().err
 
 
 def test_a_text_is_learned_from_storage_as_in_memory_and_after_a_break(monkeypatch, capsys, tmp_path):
