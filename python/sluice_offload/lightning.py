@@ -11,13 +11,16 @@ import contextlib
 import copy
 import os
 import shutil
-from typing import Any, Mapping, Optional, Sequence
+import signal
+import sys
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
@@ -26,7 +29,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from .buffers import take_buffers
 from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, leave_checkpoints
 from .described import KEYS, describe
-from .engine import Config, require_no_store
+from .engine import Config, logger, require_no_store
 from .errors import ArgumentError
 from .offload import offload
 from .optimizer import OffloadOptimizer
@@ -128,6 +131,8 @@ class SluiceStrategy(ParallelStrategy):
             self._given["placement"] = {"parameters": placement, "optimizer": placement, **self._given.get("placement", {})}
         self._options = {"units": units, "values": values, "buffers": buffers}
         self.offloaded: Optional[OffloadOptimizer] = None
+        self._requeue: "Optional[Callable[[Any, Any], Any]]" = None  # Lightning's answer to Slurm's signal
+        self._requeue_signal: "Optional[tuple[Any, Any]]" = None  # that has come, and is not answered yet
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
@@ -321,13 +326,66 @@ class SluiceStrategy(ParallelStrategy):
         for callback in trainer.checkpoint_callbacks if self.offloaded is not None else []:
             if getattr(callback, "_last_global_step_saved", None) == 0:
                 setattr(callback, "_last_global_step_saved", trainer.global_step)
+        self._defer_requeue()
+
+    def _defer_requeue(self) -> None:
+        """Slurm's signal comes at any time, and Lightning would save at once: amid a step, which no checkpoint has."""
+        self._requeue = self._requeue_signal = None
+        environment = self.cluster_environment
+        if self.offloaded is None or not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue:
+            return
+        number = environment.requeue_signal
+        handler = None if number is None else signal.getsignal(number)
+        if callable(handler) and type(handler).__module__.startswith("lightning."):  # and not the program's own
+            self._requeue = handler
+            signal.signal(number, lambda *given: setattr(self, "_requeue_signal", given))  # type: ignore[arg-type]
+
+    def _answer_requeue(self) -> None:
+        """Saves and asks Slurm to begin the job again, if its signal has come to any process: all of them save together."""
+        if self._requeue is None:
+            return
+        given = self._requeue_signal
+        if self.world_size > 1:
+            assert isinstance(self.cluster_environment, SLURMEnvironment)
+            has_come = torch.tensor(int(given is not None), device=self.root_device)
+            dist.all_reduce(has_come, dist.ReduceOp.MAX)
+            if has_come.item():
+                given = given or (self.cluster_environment.requeue_signal, None)
+        if given is not None:
+            self._requeue_signal = None
+            self._requeue(*given)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        if not self._has_gradients():
+            self._answer_requeue()
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self._answer_requeue()
+        self._requeue = None
+
+    def _has_gradients(self) -> bool:
+        walk = None if self.offloaded is None else self.offloaded._walk
+        return walk is not None and walk.active is not None and walk.has_gradients
 
     def _require_no_step(self) -> None:
-        walk = None if self.offloaded is None else self.offloaded._walk
-        if walk is not None and walk.active is not None and walk.has_gradients:
-            raise ArgumentError("a checkpoint is due between the micro-batches of a step, whose gradients it could not have; let "
-                                "val_check_interval be a multiple of accumulate_grad_batches, and ModelCheckpoint count steps "
-                                "(every_n_train_steps) instead of time")
+        """Behind an exception the step is lost, and what is saved is the state of the last update."""
+        assert self.lightning_module is not None
+        is_lost = self.offloaded is not None and self.lightning_module.trainer.interrupted
+        if is_lost and self.world_size == 1:
+            self.offloaded.zero_grad()  # type: ignore[union-attr]
+        if not self._has_gradients():
+            return
+        if is_lost:
+            logger.warning("an exception has ended a step in this process, and the others may be elsewhere: no checkpoint is written; "
+                           "go on from the last one")
+            failure = sys.exc_info()[1]
+            if failure is not None:
+                raise failure
+        raise ArgumentError("a checkpoint is due between the micro-batches of a step, whose gradients it could not have; let "
+                            "val_check_interval be a multiple of accumulate_grad_batches, and ModelCheckpoint count steps "
+                            "(every_n_train_steps) instead of time")
 
     def remove_checkpoint(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)

@@ -1,8 +1,10 @@
 """The program of test_ranks.py: one of two ranks under torchrun, each framework with its own DistributedDataParallel and then
 with Sluice. usage: ranks.py FOLDER CASE..."""
 
+import contextlib
 import os
 import pathlib
+import signal
 import sys
 import warnings
 
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate import Accelerator
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.plugins.layer_sync import LayerSync
 
 import sluice_offload as sluice
@@ -198,6 +201,43 @@ def case_lightning(folder):
     assert all(torch.equal(saved[name], value) for name, value in expected_state.items())
     for one in (made, resumed):
         one.strategy.offloaded.close()
+
+
+class Signalled(Averaged):
+    def on_after_backward(self):
+        if self.trainer.global_step == 1 and RANK == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+class Stopped(Averaged):
+    def on_after_backward(self):
+        if self.trainer.global_step == 1:
+            raise ValueError("the program's own")
+
+
+def case_stops(folder):
+    """Slurm's signal to one rank is answered by both. An exception in a step leaves no checkpoint, since others may be elsewhere, and
+    comes out."""
+    for name, value in {"JOB_ID": "17", "JOB_NAME": "train", "NTASKS": "2", "NTASKS_PER_NODE": "2", "LOCALID": str(RANK), "PROCID": str(RANK),
+                        "NODEID": "0", "JOB_NODELIST": "localhost"}.items():
+        os.environ["SLURM_" + name] = value
+    strategy = sluice.lightning.SluiceStrategy(settings(folder / "state"), units=[Block])
+    _, trainer = fit(folder, tiny(), strategy, 4, kind=Signalled, plugins=[SLURMEnvironment()])
+    assert trainer.global_step == 4
+    file = torch.load(folder / "hpc_ckpt_1.ckpt", weights_only=False)
+    assert file["global_step"] == 2 and file["sluice_folder"] == "step-000000002"
+    trainer.strategy.offloaded.close()
+    saved = pl.callbacks.ModelCheckpoint(dirpath=folder / "saved", every_n_train_steps=50, save_on_exception=True)
+    strategy = sluice.lightning.SluiceStrategy(settings(folder / "stopped"), units=[Block])
+    try:
+        fit(folder / "second", tiny(), strategy, 4, kind=Stopped, callbacks=[saved])
+    except ValueError as error:
+        assert str(error) == "the program's own"
+    else:
+        raise AssertionError("no exception")
+    assert not list((folder / "saved").glob("*"))
+    with contextlib.suppress(sluice.SluiceError):  # says that a step was abandoned
+        strategy.offloaded.close()
 
 
 class SharedNorm(torch.nn.BatchNorm1d):

@@ -1,5 +1,7 @@
 """Lightning: a LightningModule as it is, with a strategy's name."""
 
+import os
+import signal
 import time
 import warnings
 from types import SimpleNamespace
@@ -7,6 +9,7 @@ from types import SimpleNamespace
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
@@ -299,6 +302,83 @@ def test_checkpoints_elsewhere_are_refused(tmp_path, monkeypatch):
     with pytest.raises(sluice.ArgumentError, match=words):
         fit(tmp_path, tiny(), strategy, 3, callbacks=[pl.callbacks.ModelCheckpoint(dirpath="memory://bucket")], limit_val_batches=0)
     assert strategy.offloaded is None  # before anything is offloaded
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_an_exception_leaves_a_checkpoint(tmp_path, where, kind):
+    """In the third step, between its micro-batches: with the state of the second. The exception is the program's own."""
+    class Stopped(Module):
+        def stop(self, place):
+            if place == where and self.trainer.global_step == 2 and len(self.losses) == 5:
+                raise kind("the program's own")
+
+        def training_step(self, data, index):
+            (parameter, *_) = self.net.blocks[1].parameters()
+            if parameter.grad_fn is None and index == 0:
+                parameter.register_hook(lambda _: self.stop("backward"))
+                self.net.blocks[1].register_forward_hook(lambda *_: self.stop("forward"))
+            return super().training_step(data, index)
+
+        def on_after_backward(self):
+            self.stop("optimizer")
+    options = {"limit_val_batches": 0}
+    expected, plain = fit(tmp_path, tiny(), strategy_of(tmp_path), 2, enable_checkpointing=False, **options)
+    saved = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "saved", filename="one", every_n_train_steps=50, save_on_exception=True)
+    module, made = Stopped(tiny()), trainer(tmp_path, strategy_of(tmp_path), 4, callbacks=[saved], **options)
+    with pytest.raises(SystemExit if kind is KeyboardInterrupt else kind) as raised:
+        refit(tmp_path, made, module)
+    assert kind is KeyboardInterrupt or str(raised.value) == "the program's own"
+    file = torch.load(tmp_path / "saved" / "one.ckpt", weights_only=False)
+    assert file["global_step"] == 2 and file["sluice_folder"] == "step-000000002"
+    assert all(torch.equal(value, file["state_dict"][name]) for name, value in expected.state_dict().items())
+    _, resumed = fit(tmp_path, tiny(seed=1), strategy_of(tmp_path), 4, ckpt_path=tmp_path / "saved" / "one.ckpt",
+                     enable_checkpointing=False, **options)
+    assert resumed.global_step == resumed.strategy.offloaded._engine.applied_step() == 4
+    for one in (plain, made, resumed):
+        one.strategy.offloaded.close()
+
+
+@pytest.mark.parametrize("where", ["step", "validation", "last step"])
+def test_slurms_signal_is_answered_between_steps(tmp_path, monkeypatch, where):
+    """It comes in a step's second micro-batch. The checkpoint is there before Slurm is asked, and training goes on."""
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f"#!/bin/sh\nls {tmp_path}/hpc_ckpt_1.ckpt {tmp_path}/hpc_ckpt_1.ckpt.sluice/latest && echo $* >> {tmp_path}/asked\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    for name, value in {"JOB_ID": "17", "JOB_NAME": "train", "NTASKS": "1", "LOCALID": "0", "PROCID": "0", "NODEID": "0",
+                        "JOB_NODELIST": "localhost"}.items():
+        monkeypatch.setenv("SLURM_" + name, value)
+
+    class Preempted(Module):
+        def training_step(self, data, index):
+            comes = index == {"step": 3, "last step": 7}.get(where)
+            handle = self.net.blocks[1].register_forward_hook(lambda *_: comes and os.kill(os.getpid(), signal.SIGUSR1) or None)
+            loss = super().training_step(data, index)
+            handle.remove()
+            return loss
+
+        def validation_step(self, data, index):
+            if where == "validation" and self.trainer.global_step == 2 and not self.trainer.sanity_checking:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            super().validation_step(data, index)
+    before = signal.getsignal(signal.SIGUSR1)
+    module = Preempted(tiny())
+    made = trainer(tmp_path, strategy_of(tmp_path), 4, enable_checkpointing=False, plugins=[SLURMEnvironment()], val_check_interval=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made.fit(module, torch.utils.data.DataLoader(DATA, batch_size=None), torch.utils.data.DataLoader(DATA[:2], batch_size=None))
+    assert made.global_step == 4 and (tmp_path / "asked").read_text() == "requeue 17\n"
+    assert signal.getsignal(signal.SIGUSR1) == before
+    file = torch.load(tmp_path / "hpc_ckpt_1.ckpt", weights_only=False)
+    step = 4 if where == "last step" else 2
+    assert file["global_step"] == step and file["sluice_folder"] == f"step-{step:09}"
+    _, resumed = fit(tmp_path, tiny(seed=1), strategy_of(tmp_path), 6, enable_checkpointing=False, limit_val_batches=0,
+                     plugins=[SLURMEnvironment()])
+    assert resumed.global_step == resumed.strategy.offloaded._engine.applied_step() == 6
+    for one in (made, resumed):
+        one.strategy.offloaded.close()
 
 
 @pytest.mark.parametrize("clipped, bound", [(1.0, None), (0, 0.5), (1.0, 0.5)])
