@@ -8,8 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <numeric>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -41,13 +42,9 @@ const std::string kText =
 struct Rows {
   explicit Rows(std::size_t of_token)
       : width(of_token), values(kTokens * of_token), gradient(kTokens * of_token) {}
-  void clear() {
-    std::ranges::fill(values, 0.0f);
-    std::ranges::fill(gradient, 0.0f);
-  }
+  void clear() { *this = Rows(width); }
   float* at(std::size_t token) { return &values[token * width]; }
   float* gradient_at(std::size_t token) { return &gradient[token * width]; }
-
   std::size_t width;
   std::vector<float> values, gradient;
 };
@@ -112,9 +109,7 @@ struct Layer {
   std::vector<std::size_t> expert = std::vector<std::size_t>(kTokens);
 
   void attend(Rows& input, const Weights& weights) {
-    for (Rows* rows : {&normed, &query, &key, &value, &mixed, &shares, &middle, &normed_middle,
-                       &scores, &hidden, &answer, &output})
-      rows->clear();
+    *this = Layer();  // all zeros
     for (std::size_t token = 0; token < kTokens; ++token) {
       normalize(input, normed, token);
       multiply(weights.values[0], normed, query, token);
@@ -174,7 +169,6 @@ struct Layer {
       multiply_back(weights.values[0], weights.gradients[0], normed_middle, hidden, token);
     }
   }
-
   // Adds all that the token's head takes from the letters of its sequence up to itself.
   void look_back(std::size_t token, std::size_t head) {
     const std::size_t first = token / kLength * kLength, count = token - first + 1;
@@ -202,12 +196,11 @@ struct Layer {
         value.gradient_at(first + i)[j] += share[i] * own[j];
     }
     softmax_back(share, gradient, count);
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < count; ++i)
       for (std::size_t j = begin; j < begin + kHeadWidth; ++j) {
         query.gradient_at(token)[j] += kScale * gradient[i] * key.at(first + i)[j];
         key.gradient_at(first + i)[j] += kScale * gradient[i] * query.at(token)[j];
       }
-    }
   }
 };
 
@@ -217,8 +210,8 @@ struct Network {
   std::vector<Layer> layers = std::vector<Layer>(kLayers);
   double loss = 0;
 
-  std::size_t letter(std::size_t token) const {
-    return static_cast<unsigned char>(texts[token / kLength][token % kLength]) % kLetters;
+  std::size_t letter(std::size_t token, std::size_t ahead = 0) const {
+    return static_cast<unsigned char>(texts[token / kLength][token % kLength + ahead]) % kLetters;
   }
   Rows& before(std::size_t layer) { return layer == 0 ? embedded : layers[layer - 1].output; }
   // The experts that this rank's letters go to, in the order of the model.
@@ -237,13 +230,12 @@ struct Network {
                                 weights.values[1][token % kLength * kWidth + i];
   }
   void embed_back(const Weights& weights) {
-    for (std::size_t token = 0; token < kTokens; ++token) {
+    for (std::size_t token = 0; token < kTokens; ++token)
       for (std::size_t i = 0; i < kWidth; ++i) {
         const float own = embedded.gradient_at(token)[i];
         weights.gradients[0][letter(token) * kWidth + i] += own;
         weights.gradients[1][token % kLength * kWidth + i] += own;
       }
-    }
   }
   void guess(const Weights& weights) {
     normed.clear();
@@ -253,8 +245,7 @@ struct Network {
       normalize(layers.back().output, normed, token);
       multiply(weights.values[0], normed, logits, token);
       softmax(logits.at(token), kLetters);
-      const std::size_t next =
-          static_cast<unsigned char>(texts[token / kLength][token % kLength + 1]) % kLetters;
+      const std::size_t next = letter(token, 1);
       loss -= std::log(logits.at(token)[next]) / kTokens;
       for (std::size_t i = 0; i < kLetters; ++i)
         logits.gradient_at(token)[i] = (logits.at(token)[i] - (i == next ? 1.0f : 0.0f)) / kTokens;
@@ -269,8 +260,8 @@ struct Network {
 };
 
 // Each rank has sequences of its own, and also acquires the experts that other ranks have chosen.
-StepReport train_step(Engine& engine, HostDevice& device, const Stream& stream, Network& network) {
-  Step step = engine.begin_step({.learning_rate = 0.003});
+StepReport train_step(const Engine& engine, Step& step, HostDevice& device, const Stream& stream,
+                      Network& network) {
   const auto use = [&](UnitId unit, Pass pass, auto compute) {
     const Lease lease = step.acquire(unit, pass, stream);
     Weights weights;
@@ -282,9 +273,7 @@ StepReport train_step(Engine& engine, HostDevice& device, const Stream& stream, 
     }
     device.launch(stream.id(), [=] { compute(weights); });
   };
-  const auto expert_in = [](UnitId unit, std::size_t layer) {
-    return index_of(unit) - index_of(expert_of(layer, 0));
-  };
+  const auto number_of = [](UnitId unit) { return (index_of(unit) - 2 - kLayers) % kExperts; };
   use(kEmbedding, Pass::kForward, [&network](const Weights& of) { network.embed(of); });
   for (std::size_t i = 0; i < kLayers; ++i) {
     Layer& layer = network.layers[i];
@@ -294,7 +283,7 @@ StepReport train_step(Engine& engine, HostDevice& device, const Stream& stream, 
     device.synchronize(stream.id());  // the router has spoken
     for (const UnitId unit : step.announce(network.chosen(i), Pass::kForward))
       use(unit, Pass::kForward,
-          [&layer, number = expert_in(unit, i)](const Weights& of) { layer.ask(number, of); });
+          [&layer, number = number_of(unit)](const Weights& of) { layer.ask(number, of); });
   }
   // All of backward is known by now, so that its experts can be read ahead.
   std::vector<std::vector<UnitId>> experts(kLayers);
@@ -307,7 +296,7 @@ StepReport train_step(Engine& engine, HostDevice& device, const Stream& stream, 
     Rows& input = network.before(i);
     for (const UnitId unit : experts[i])
       use(unit, Pass::kBackward,
-          [&layer, number = expert_in(unit, i)](const Weights& of) { layer.ask_back(number, of); });
+          [&layer, number = number_of(unit)](const Weights& of) { layer.ask_back(number, of); });
     use(attention_of(i), Pass::kBackward,
         [&layer, &input](const Weights& of) { layer.attend_back(input, of); });
   }
@@ -328,8 +317,7 @@ ModelSpec make_model() {
     model.units.push_back(unit);
   }
   for (std::size_t i = 0; i < kLayers * kExperts; ++i) {
-    const std::string name =
-        "layer." + std::to_string(i / kExperts) + ".expert." + std::to_string(i % kExperts);
+    const std::string name = "expert." + std::to_string(i);
     model.units.push_back(
         {.name = name,
          .tensors = {{name + ".up", {kHidden, kWidth}}, {name + ".down", {kWidth, kHidden}}},
@@ -341,60 +329,72 @@ ModelSpec make_model() {
   return model;
 }
 
-// Some number between -1/8 and 1/8.
-float initial_value(TensorId tensor, std::uint64_t element) {
-  std::uint64_t x = (std::uint64_t{index_of(tensor)} << 40 ^ element) * 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 31)) * 0xbf58476d1ce4e5b9u;
-  return static_cast<float>(static_cast<std::int64_t>(x) >> 40) * 0x1p-26f;
+std::string text_of(const char* path) {
+  std::string text;
+  std::ifstream file(path);
+  if (!std::getline(file, text, '\0') || text.size() < 2 * kLength)
+    throw Error(ErrorCode::kInput, std::string(path) + " cannot be read, or has hardly any text");
+  return text;
 }
 
-int train(const RankWorld& world, Collectives* ranks, HostDevice& device, const Config& config,
-          const std::string& text) {
-  Engine engine(world.shared(config), make_model(), device, ranks);
-  engine.initialize([](const TensorPlace& tensor, std::uint64_t element, std::span<float> values) {
-    for (float& value : values) value = initial_value(tensor.id, element++);
-  });
-  Network network;
-  const Stream stream(device, "compute");  // declared after what its work uses
-  double first = 0, last = 0;
-  std::uint64_t changes = 0, at = world.rank() * 7919;
-  for (int number = 1; number <= 200; ++number) {
-    for (const char*& sequence : network.texts)
-      sequence = &text[(at += 7919 * world.count() + 31) % (text.size() - kLength)];
-    const StepReport report = train_step(engine, device, stream, network);
-    last = 0;
-    for (const double of_rank : engine.exchange(network.loss)) last += of_rank / world.count();
-    if (number == 1) first = last;
-    changes += report.schedule_changes;
-    if (number % 40 == 0 && world.rank() == 0)
-      std::printf("step %3d: loss %.3f; %u uses of experts, %u experts untouched, %llu KiB read\n",
-                  number, last, report.announced_uses, report.untouched_units,
-                  static_cast<unsigned long long>(report.nvme_read_bytes >> 10));
-  }
-  engine.close();
-  return last < first * 3 / 4 && changes == 0 ? 0 : 1;
+// Ends all ranks. No destructor runs: those of a step, of a stream and of the engine wait for the
+// other ranks, which wait for this one.
+[[noreturn]] void end_all(RankWorld& world, const std::exception& failure) {
+  std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
+  world.abort();
+  std::_Exit(1);
 }
 
-int main(int argc, char** argv) {
+void train(RankWorld& world, const char* folder, const std::string& text) {
   Config config;
   config.precision = {.parameters = DType::kFp32, .gradients = DType::kFp32};
   config.memory = {.device_bytes = 512 << 10, .host_bytes = 4 << 20};
   config.optimizer.untouched = UntouchedPolicy::kSkip;
   config.placement = {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
-  config.storage.paths = {argc > 1 ? argv[1] : "."};
-  std::ifstream file(argc > 2 ? argv[2] : "");
-  const std::string text = argc > 2 ? std::string(std::istreambuf_iterator<char>(file), {}) : kText;
-  RankWorld world;
+  config.storage.paths = {folder};
   const auto device = make_host_device({.memory_bytes = 512 << 10});
   const auto ranks = world.join(*device);
+  Engine engine(world.shared(config), make_model(), *device, ranks.get());
+  Network network;
+  const Stream stream(*device, "compute");  // declared after what its work uses
+  std::optional<Step> step;                 // out here, so that a failure ends the ranks first
   try {
-    if (text.size() < 2 * kLength)
-      throw Error(ErrorCode::kInput, std::string(argv[2]) + " has hardly any text");
-    return train(world, ranks.get(), *device, config, text);
+    engine.initialize([](const TensorPlace& tensor, std::uint64_t i, std::span<float> values) {
+      const float pace = 3.3f + 0.7f * static_cast<float>(index_of(tensor.id));
+      for (float& value : values) value = std::sin(static_cast<float>(i++) * pace) / 8;
+    });
+    double first = 0, last = 0;
+    std::uint64_t changes = 0, at = world.rank() * 7919;
+    for (int number = 1; number <= 200; ++number) {
+      for (const char*& sequence : network.texts)
+        sequence = &text[(at += 7919 * world.count() + 31) % (text.size() - kLength)];
+      step.emplace(engine.begin_step({.learning_rate = 0.003}));
+      const StepReport report = train_step(engine, *step, *device, stream, network);
+      last = 0;
+      for (const double of_rank : engine.exchange(network.loss)) last += of_rank / world.count();
+      if (number == 1) first = last;
+      changes += report.schedule_changes;
+      if (number % 40 == 0 && world.rank() == 0)
+        std::printf("step %3d: loss %.3f; %u uses of experts, %u untouched, %llu KiB read\n",
+                    number, last, report.announced_uses, report.untouched_units,
+                    static_cast<unsigned long long>(report.nvme_read_bytes >> 10));
+    }
+    engine.close();
+    if (last >= first * 3 / 4 || changes != 0)
+      throw std::runtime_error("the loss has not fallen by a quarter, or the schedule changed");
   } catch (const std::exception& failure) {
-    // The engine's destructor would wait for the other ranks, which wait for this one.
-    std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
-    world.abort();
-    std::_Exit(1);
+    end_all(world, failure);  // while the step, the stream and the engine live
   }
+}
+
+int main(int argc, char** argv) try {
+  RankWorld world;
+  try {
+    train(world, argc > 1 ? argv[1] : ".", argc > 2 ? text_of(argv[2]) : kText);
+  } catch (const std::exception& failure) {
+    end_all(world, failure);
+  }
+} catch (const std::exception& failure) {  // there is no world
+  std::fprintf(stderr, "%s\n", failure.what());
+  std::_Exit(1);
 }

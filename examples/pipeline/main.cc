@@ -6,8 +6,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include <sluice/engine.h>
@@ -73,9 +75,8 @@ struct Network {
 };
 
 // `stages` are the ranks that have the whole network between them; null for one rank.
-StepReport train_step(Engine& engine, const Place& place, HostDevice& device, const Stream& stream,
-                      Network& network, Collectives* stages) {
-  Step step = engine.begin_step({.learning_rate = 0.0005});
+StepReport train_step(Engine& engine, Step& step, const Place& place, HostDevice& device,
+                      const Stream& stream, Network& network, Collectives* stages) {
   const auto hand_on = [&](std::uint32_t from, const char* subject) {
     if (stages == nullptr) return;
     stages->broadcast({.data = reinterpret_cast<std::byte*>(network.hidden),
@@ -124,7 +125,8 @@ Config config_in(const char* folder) {
   return config;
 }
 
-// Ends all ranks. The destructors, of which the engine's waits for the other ranks, do not run.
+// Ends all ranks. No destructor runs: those of a step, of a stream and of the engine wait for the
+// other ranks, which wait for this one.
 [[noreturn]] void end_all(RankWorld& world, const std::exception& failure) {
   std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
   world.abort();
@@ -148,6 +150,10 @@ void train(RankWorld& world, Collectives* all, HostDevice& device, const char* f
     model.units.push_back({"hidden", {{"hidden.slope_and_shift", {2, kWidth}}}});
   if (place.has_output()) model.units.push_back({"output", {{"output.weight", {kWidth}}}});
   Engine engine(world.shared(config_in(folder)), model, device, replicas.get());
+  const DeviceBuffer handed_on(device, kSamples * kWidth * sizeof(float), "hidden values");
+  Network network(place, reinterpret_cast<float*>(handed_on.data()));
+  const Stream stream(device, "compute");  // declared after what its work uses
+  std::optional<Step> step;                // out here, so that a failure ends the ranks first
   try {
     if (norms != nullptr) engine.set_norm_group(norm_group_over(*norms, device));
     engine.initialize(
@@ -155,12 +161,11 @@ void train(RankWorld& world, Collectives* all, HostDevice& device, const char* f
           const float pace = tensor.name == "output.weight" ? 3.3f : 7.7f;
           for (float& value : values) value = std::sin(static_cast<float>(element++) * pace) / 4;
         });
-    const DeviceBuffer handed_on(device, kSamples * kWidth * sizeof(float), "hidden values");
-    Network network(place, reinterpret_cast<float*>(handed_on.data()));
-    const Stream stream(device, "compute");  // declared after what its work uses
     for (int number = 1; number <= 12; ++number) {
       network.number = number;
-      const StepReport report = train_step(engine, place, device, stream, network, stages.get());
+      step.emplace(engine.begin_step({.learning_rate = 0.0005}));
+      const StepReport report =
+          train_step(engine, *step, place, device, stream, network, stages.get());
       if (world.rank() == 0)
         std::printf("step %2d: norm %.8f, clipped by %.8f, loss scale %g%s\n", number,
                     report.gradient_norm, report.clip_factor, report.loss_scale,
@@ -168,7 +173,7 @@ void train(RankWorld& world, Collectives* all, HostDevice& device, const char* f
     }
     engine.close();
   } catch (const std::exception& failure) {
-    end_all(world, failure);  // while the engine lives
+    end_all(world, failure);  // while the step, the stream and the engine live
   }
 }
 

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include <sluice/engine.h>
@@ -59,8 +61,7 @@ struct Network {
   }
 };
 
-double train_step(Engine& engine, HostDevice& device, const Stream& stream, Network& network) {
-  Step step = engine.begin_step({.learning_rate = 0.01});
+void train_step(Step& step, HostDevice& device, const Stream& stream, Network& network) {
   for (const UnitId unit : {kHidden, kOutput}) {
     const Lease lease = step.acquire(unit, Pass::kForward, stream);
     const auto* weight = lease.parameter<float>(0);
@@ -73,29 +74,35 @@ double train_step(Engine& engine, HostDevice& device, const Stream& stream, Netw
     device.launch(stream.id(), [=, &network] { network.backward(unit, weight, gradient); });
   }
   (void)step.finish();
-  double sum = 0;
-  for (const double loss : engine.exchange(network.loss())) sum += loss;
-  return sum / engine.rank_count();
 }
 
-int main(int argc, char** argv) {
+Config config_in(const char* folder) {
   Config config;
   config.precision = {.parameters = DType::kFp32, .gradients = DType::kFp32};
   config.memory = {.device_bytes = 2 << 20, .host_bytes = 4 << 20};
   config.placement = {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
-  config.storage.paths = {argc > 1 ? argv[1] : "."};
+  config.storage.paths = {folder};
+  return config;
+}
 
+// Ends all ranks. No destructor runs: those of a step, of a stream and of the engine wait for the
+// other ranks, which wait for this one.
+[[noreturn]] void end_all(RankWorld& world, const std::exception& failure) {
+  std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
+  world.abort();
+  std::_Exit(1);
+}
+
+bool train(RankWorld& world, const Config& config) {
   ModelSpec model;
   model.units = {{"hidden", {{"hidden.slope_and_shift", {2, kWidth}}}},
                  {"output", {{"output.weight", {kWidth}}}}};
-
-  RankWorld world;
   const auto device = make_host_device({.memory_bytes = 2 << 20});
   const auto ranks = world.join(*device);
   Engine engine(world.shared(config), model, *device, ranks.get());
-
-  double first = 0;
-  double last = 0;
+  Network network(world.rank(), world.count());
+  const Stream stream(*device, "compute");  // declared after what its work uses
+  std::optional<Step> step;                 // out here, so that a failure ends the ranks first
   try {
     engine.initialize([](const TensorPlace& tensor, std::uint64_t element,
                          std::span<float> values) {
@@ -103,20 +110,33 @@ int main(int argc, char** argv) {
         value =
             std::sin(static_cast<float>(element++) * (tensor.unit == kHidden ? 7.7f : 3.3f)) / 4;
     });
-    Network network(world.rank(), world.count());
-    const Stream stream(*device, "compute");  // declared after what its work uses
+    double first = 0, last = 0;
     for (int number = 1; number <= 200; ++number) {
-      last = train_step(engine, *device, stream, network);
+      step.emplace(engine.begin_step({.learning_rate = 0.01}));
+      train_step(*step, *device, stream, network);
+      last = 0;
+      for (const double of_rank : engine.exchange(network.loss())) last += of_rank / world.count();
       if (number == 1) first = last;
       if (number % 50 == 0 && world.rank() == 0)
         std::printf("step %3d: loss %.5f on %u ranks\n", number, last, world.count());
     }
     engine.close();
+    return last < first / 10;
   } catch (const std::exception& failure) {
-    // The engine's destructor would wait for the other ranks, which wait for this one.
-    std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
-    world.abort();
+    end_all(world, failure);  // while the step, the stream and the engine live
+  }
+}
+
+int main(int argc, char** argv) {
+  try {
+    RankWorld world;
+    try {
+      return train(world, config_in(argc > 1 ? argv[1] : ".")) ? 0 : 1;
+    } catch (const std::exception& failure) {
+      end_all(world, failure);
+    }
+  } catch (const std::exception& failure) {  // there is no world
+    std::fprintf(stderr, "%s\n", failure.what());
     std::_Exit(1);
   }
-  return last < first / 10 ? 0 : 1;
 }

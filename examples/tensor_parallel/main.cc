@@ -6,8 +6,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include <sluice/engine.h>
@@ -75,9 +77,8 @@ struct Network {
 };
 
 // `halves` are the ranks that have the whole network between them; null for one rank.
-StepReport train_step(Engine& engine, HostDevice& device, const Stream& stream, Network& network,
+StepReport train_step(Step& step, HostDevice& device, const Stream& stream, Network& network,
                       Collectives* halves) {
-  Step step = engine.begin_step({.learning_rate = 0.0005});
   const auto scale = static_cast<float>(step.loss_scale());
   {
     const Lease lease = step.acquire(kHidden, Pass::kForward, stream);
@@ -119,7 +120,8 @@ Config config_in(const char* folder) {
   return config;
 }
 
-// Ends all ranks. The destructors, of which the engine's waits for the other ranks, do not run.
+// Ends all ranks. No destructor runs: those of a step, of a stream and of the engine wait for the
+// other ranks, which wait for this one.
 [[noreturn]] void end_all(RankWorld& world, const std::exception& failure) {
   std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
   world.abort();
@@ -141,6 +143,10 @@ void train(RankWorld& world, Collectives* all, HostDevice& device, const char* f
   model.units = {{"hidden", {{"hidden.slope_and_shift", {2, place.width()}}}},
                  {"output", {{"output.weight", {place.width()}}, {"output.bias", {1}}}}};
   Engine engine(world.shared(config_in(folder)), model, device, replicas.get());
+  const DeviceBuffer sums(device, kSamples * sizeof(float), "outputs");
+  Network network(place, reinterpret_cast<float*>(sums.data()));
+  const Stream stream(device, "compute");  // declared after what its work uses
+  std::optional<Step> step;                // out here, so that a failure ends the ranks first
   try {
     // Both halves have the bias, with the same gradient. The second half does not count it again.
     if (halves != nullptr)
@@ -157,12 +163,10 @@ void train(RankWorld& world, Collectives* all, HostDevice& device, const char* f
             ++element;
           }
         });
-    const DeviceBuffer sums(device, kSamples * sizeof(float), "outputs");
-    Network network(place, reinterpret_cast<float*>(sums.data()));
-    const Stream stream(device, "compute");  // declared after what its work uses
     for (int number = 1; number <= 12; ++number) {
       network.number = number;
-      const StepReport report = train_step(engine, device, stream, network, halves.get());
+      step.emplace(engine.begin_step({.learning_rate = 0.0005}));
+      const StepReport report = train_step(*step, device, stream, network, halves.get());
       if (world.rank() == 0)
         std::printf("step %2d: norm %.8f, clipped by %.8f, loss scale %g%s\n", number,
                     report.gradient_norm, report.clip_factor, report.loss_scale,
@@ -170,7 +174,7 @@ void train(RankWorld& world, Collectives* all, HostDevice& device, const char* f
     }
     engine.close();
   } catch (const std::exception& failure) {
-    end_all(world, failure);  // while the engine lives
+    end_all(world, failure);  // while the step, the stream and the engine live
   }
 }
 

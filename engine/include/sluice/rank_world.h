@@ -14,7 +14,7 @@
 // Thread rule: one thread at a time.
 // Failure: when a rank fails, the operations of the other ranks fail with kRanks. These operations
 // fail when the timeout ends, or earlier. If a rank cannot continue, the rank calls abort() before
-// it ends.
+// the destructors of its step, its streams and its engine, because these wait for the other ranks.
 #pragma once
 
 #include <cstdint>

@@ -131,7 +131,9 @@ class SLUICE_EXPORT Step {
   Step(Step&& other) noexcept;
   Step& operator=(Step&&) = delete;
   // If finish() was not called, the destructor abandons the step. The state is then not updated,
-  // and the leases of the step end.
+  // and the leases of the step end. With several ranks, the destructor waits for the other ranks in
+  // all transfers that the step has begun. A rank that fails therefore calls RankWorld::abort()
+  // before this destructor runs.
   ~Step();
 
   // Announces that the step will use each of `units` once in `pass`, in the given order. The new
