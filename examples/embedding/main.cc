@@ -4,6 +4,7 @@
 // to learn. An argument names the folder for the state; the current one is the default.
 #include <cmath>
 #include <cstdio>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -89,7 +90,7 @@ ModelSpec make_model() {
   return model;
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   Config config;
   config.precision = {.parameters = DType::kFp32, .gradients = DType::kFp32};
   config.memory = {.device_bytes = kDeviceBytes, .host_bytes = 8 << 20};
@@ -139,4 +140,7 @@ int main(int argc, char** argv) {
   }
   engine.close();
   return batch.loss < first_loss / 2 ? 0 : 1;
+} catch (const std::exception& failure) {
+  std::fprintf(stderr, "%s\n", failure.what());
+  return 1;
 }

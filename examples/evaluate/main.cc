@@ -4,6 +4,7 @@
 // names the folder for the state; the current one is the default.
 #include <cmath>
 #include <cstdio>
+#include <exception>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -58,7 +59,7 @@ float evaluate(Engine& engine, HostDevice& device, const Stream& stream, Network
   return network.loss();
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   Config config;
   config.precision = {.parameters = DType::kFp32, .gradients = DType::kFp32};
   config.memory = {.device_bytes = 1 << 20, .host_bytes = 4 << 20};
@@ -102,4 +103,7 @@ int main(int argc, char** argv) {
   }
   engine.close();
   return after < before / 100 ? 0 : 1;
+} catch (const std::exception& failure) {
+  std::fprintf(stderr, "%s\n", failure.what());
+  return 1;
 }

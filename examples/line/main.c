@@ -2,6 +2,7 @@
  * NVMe. An argument names the folder for them; the current one is the default. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <sluice/sluice.h>
 
@@ -9,6 +10,25 @@ static void check(sluice_status status) {
   if (status == SLUICE_OK) return;
   fprintf(stderr, "sluice: %s\n", sluice_last_error());
   exit(1);
+}
+
+/* A path with quotes or backslashes would need JSON's escapes. */
+static void write_config(char* config, size_t size, const char* folder) {
+  if (strpbrk(folder, "\"\\") != NULL) {
+    fprintf(stderr, "line: a folder with a quote or a backslash: %s\n", folder);
+    exit(1);
+  }
+  const int length =
+      snprintf(config, size,
+               "{\"precision\": {\"parameters\": \"fp32\", \"gradients\": \"fp32\"},"
+               " \"memory\": {\"device\": \"1MiB\", \"host\": \"4MiB\"},"
+               " \"placement\": {\"parameters\": \"nvme\", \"optimizer\": \"nvme\"},"
+               " \"optimizer\": {\"weight_decay\": 0}, \"storage\": {\"paths\": [\"%s\"]}}",
+               folder);
+  if (length < 0 || (size_t)length >= size) {
+    fprintf(stderr, "line: the folder's path is too long: %s\n", folder);
+    exit(1);
+  }
 }
 
 /* The line begins as y = 0. */
@@ -31,13 +51,8 @@ static float compute(const float* line, float* gradient) {
 }
 
 int main(int argc, char** argv) {
-  char config[1024];
-  snprintf(config, sizeof config,
-           "{\"precision\": {\"parameters\": \"fp32\", \"gradients\": \"fp32\"},"
-           " \"memory\": {\"device\": \"1MiB\", \"host\": \"4MiB\"},"
-           " \"placement\": {\"parameters\": \"nvme\", \"optimizer\": \"nvme\"},"
-           " \"optimizer\": {\"weight_decay\": 0}, \"storage\": {\"paths\": [\"%s\"]}}",
-           argc > 1 ? argv[1] : ".");
+  char config[8192];
+  write_config(config, sizeof config, argc > 1 ? argv[1] : ".");
   const uint64_t shape[1] = {2};
   const sluice_tensor tensor = {.name = "line", .shape = shape, .dimensions = 1};
   const sluice_unit unit = {.name = "line", .tensors = &tensor, .tensor_count = 1};

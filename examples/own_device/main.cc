@@ -236,7 +236,7 @@ std::vector<float> train(Device& device, const std::string& folder, Launch launc
   return weights;
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const std::string folder = argc > 1 ? argv[1] : ".";
   OneThreadDevice own(1 << 20);
   const std::vector<float> here =
@@ -248,4 +248,7 @@ int main(int argc, char** argv) {
   std::printf("%zu weights on the own device and on Sluice's: %s\n", here.size(),
               same ? "the same bits" : "different");
   return same && here[96] > 0 ? 0 : 1;
+} catch (const std::exception& failure) {
+  std::fprintf(stderr, "%s\n", failure.what());
+  return 1;
 }

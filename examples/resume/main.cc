@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -91,7 +92,7 @@ void save(const std::string& path, const std::vector<float>& weights) {
                          });
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const std::string folder = argc > 1 ? argv[1] : ".";
   if (argc > 2) {
     save(folder + "/weights.safetensors", run(folder, argv[2]).weights);
@@ -109,4 +110,7 @@ int main(int argc, char** argv) {
               is_equal ? "came to the bits of" : "differ from",
               static_cast<unsigned long long>(in_pieces.step));
   return is_equal ? 0 : 1;
+} catch (const std::exception& failure) {
+  std::fprintf(stderr, "%s\n", failure.what());
+  return 1;
 }

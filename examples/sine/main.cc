@@ -2,6 +2,7 @@
 // its Adam state on NVMe. An argument names the folder for them; the current one is the default.
 #include <cmath>
 #include <cstdio>
+#include <exception>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -53,7 +54,7 @@ struct Network {
   }
 };
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   Config config;
   config.precision = {.parameters = DType::kFp32, .gradients = DType::kFp32};
   config.memory = {.device_bytes = 1 << 20, .host_bytes = 4 << 20};
@@ -101,4 +102,7 @@ int main(int argc, char** argv) {
   engine.close();  // brings what the last update has failed with, if it has
   trace_stop();    // does nothing without a trace
   return network.loss() < first_loss / 10 ? 0 : 1;
+} catch (const std::exception& failure) {
+  std::fprintf(stderr, "%s\n", failure.what());
+  return 1;
 }
