@@ -108,6 +108,9 @@ class Trainer(transformers.Trainer):
         for one in (self._sluice_given, self._sluice_keys):
             require_no_store({} if isinstance(one, DeepspeedConfig) else one, "Trainer()")
         super().__init__(*args, **kwargs)
+        for callback in self.callback_handler.callbacks:  # that of args.enable_jit_checkpoint would save amid a step, too
+            if hasattr(callback, "jit_manager"):
+                setattr(callback, "on_pre_optimizer_step", lambda *args, **kwargs: None)
         if getattr(_inner(self.optimizer), "_is_durable", False):
             raise ArgumentError("Trainer(): the optimizer in optimizers= has a durable store, which goes on from its own commits and not "
                                 "from the checkpoints of this Trainer; leave storage.state out of offload()'s config")

@@ -3,6 +3,9 @@
 import copy
 import importlib.util
 import json
+import os
+import signal
+import time
 
 import pytest
 import torch
@@ -188,6 +191,32 @@ def test_an_optimizer_of_the_programs_own_resumes(tmp_path, settings):
     again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
     assert logs(again, "loss") == logs(whole, "loss")
     again._sluice.close()
+
+
+@pytest.mark.parametrize("micro", [0, 1])
+def test_a_checkpoint_just_in_time(tmp_path, settings, micro):
+    """SIGTERM comes in the third step: the checkpoint has its update, training ends, and another goes on with the same bits."""
+    whole = made(tmp_path / "whole", settings, save_strategy="no")
+    whole.train()
+    stopped = made(tmp_path, settings, save_strategy="no", eval_strategy="no", enable_jit_checkpoint=True)
+    manager, = (one.jit_manager for one in stopped.callback_handler.callbacks if hasattr(one, "jit_manager"))
+    manager.kill_wait, forwards = 0, []
+
+    def preempt(*_):
+        forwards.append(1)
+        if len(forwards) == 5 + micro:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not manager.is_checkpoint_requested:
+                time.sleep(0.01)
+    stopped.model.register_forward_hook(preempt)
+    before = signal.getsignal(signal.SIGTERM)
+    stopped.train()
+    assert signal.getsignal(signal.SIGTERM) != before and len(forwards) == 6 and stopped.state.global_step == 3
+    resumed = made(tmp_path, settings, gpt2(seed=1), save_strategy="no")
+    resumed.train(resume_from_checkpoint=True)
+    assert logs(resumed, "loss")[-3:] == logs(whole, "loss")[-3:] and resumed._sluice._engine.applied_step() == 6
+    for one in (whole, stopped, resumed):
+        one._sluice.close()
 
 
 def test_what_the_trainer_refuses(tmp_path, settings):
