@@ -8,6 +8,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -89,6 +90,32 @@ class Links(unittest.TestCase):
     def test_lists_and_tables_get_an_empty_line_above(self):
         self.assertEqual(stage_pages.with_blank_lines("text\n- a\n  b\n- c\ntext:\n| d |\n|---|\n```\nx\n- y\n```\n"),
                          "text\n\n- a\n  b\n- c\ntext:\n\n| d |\n|---|\n```\nx\n- y\n```\n")
+
+
+class Keys(unittest.TestCase):
+    OTHERS = ("pytorch.md", "deepspeed.md", "deepspeed_keys.md")  # Python's names, and DeepSpeed's keys
+
+    def unknown(self, text):
+        schema = json.loads((ROOT / "configs/sluice.schema.json").read_text(encoding="utf-8"))
+
+        def keys(place, table):
+            for name, value in table.get("properties", {}).items():
+                yield place + name
+                yield from keys(f"{place}{name}.", value)
+        known = set(keys("", schema))
+        named = (found.split(".") for found in re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)+)(?=[`:= ])", text))
+        return [".".join(words) for words in named
+                if words[0] in known and words[-1] not in ("sh", "h", "json") and not words[-1].isdigit() and ".".join(words) not in known]
+
+    def test_all_that_the_documents_name(self):
+        for folder in (ROOT, ROOT / "docs", ROOT / "docs/design"):
+            for path in sorted(folder.glob("*.md")):
+                if path.name not in (*self.OTHERS, "CHANGELOG.md"):  # which may name keys of earlier versions
+                    self.assertEqual(self.unknown(path.read_text(encoding="utf-8")), [], path)
+
+    def test_that_do_not_exist_are_named(self):
+        self.assertEqual(self.unknown("`optimizer.lanes`, `run.sh`, `precision.optimizer`, `optimizer.close()`, `memory.hosts: 1GiB` `a.b`"),
+                         ["precision.optimizer", "memory.hosts"])
 
 
 class Headers(unittest.TestCase):

@@ -69,16 +69,18 @@ class MappedFile {
     constexpr std::uint64_t kTimes = 3;  // the file, the records, and what is made of them
     constexpr std::uint64_t kWholeBytesMax = 4_GiB;
     const std::uint64_t memory_bytes = topology().memory_bytes;
-    if (size_bytes_ <= kWholeBytesMax &&
-        (memory_bytes == 0 || size_bytes_ <= memory_bytes / 2 / kTimes))
-      return;
+    const std::uint64_t room_bytes = memory_bytes == 0 ? kWholeBytesMax : memory_bytes / 2 / kTimes;
+    if (size_bytes_ <= std::min(kWholeBytesMax, room_bytes)) return;
+    const std::string limit =
+        kWholeBytesMax <= room_bytes
+            ? fmt::format("at most {} are read whole", format_bytes(kWholeBytesMax))
+            : fmt::format("to read it whole takes {} of this machine's {}",
+                          format_bytes(kTimes * size_bytes_), format_bytes(memory_bytes));
     throw Error(
         ErrorCode::kOutOfMemory,
-        fmt::format("the trace \"{}\" has {}; to read it whole takes {} of this machine's {}. "
-                    "Give some steps, such as --steps 100-120: then only their records are "
-                    "kept",
-                    path, format_bytes(size_bytes_), format_bytes(kTimes * size_bytes_),
-                    format_bytes(memory_bytes)));
+        fmt::format("the trace \"{}\" has {}; {}. Give some steps, such as --steps 100-120: "
+                    "then only their records are kept",
+                    path, format_bytes(size_bytes_), limit));
   }
 
   const std::byte* data_ = nullptr;

@@ -129,6 +129,9 @@ class TraceJson(CliCase):
                 file.truncate(size)
             done = self.run_sluice("trace", "summary", "large.trace", expect=5)
             self.assertRegex(done.stderr, f'large.trace" has {words}; .* Give some steps, such as --steps 100-120')
+            # The limit that is named is the one that holds here.
+            is_of_memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 6 * (4 << 30)
+            self.assertIn("to read it whole takes" if is_of_memory else "at most 4.00 GiB are read whole", done.stderr)
 
     def test_an_output_is_no_trace(self):
         self.record()
