@@ -37,6 +37,12 @@ def hook_state_dict(model: nn.Module, units: Units, engine: Engine) -> None:
     for key, owner in owners.items():
         owner._register_state_dict_hook(_reader(members[key], engine))
         object.__setattr__(owner, "_load_from_state_dict", _loader(owner, members[key], engine))
+    shared = [names for _, names in names_of_members(model, units) if len(names) > 1]
+    for path, module in model.named_modules() if shared else ():
+        prefix = path + "." if path else ""
+        inside = [[name[len(prefix):] for name in names if name.startswith(prefix)] for names in shared]
+        if any(len(names) > 1 for names in inside):
+            module._register_state_dict_hook(_joiner(inside))
     if any(unit.is_opaque for unit in units.units):
         model._register_load_state_dict_pre_hook(_type_check(names_of_members(model, units)))
 
@@ -59,6 +65,16 @@ def _reader(members: "dict[str, Member]", engine: Engine) -> Any:
             if prefix + attribute in state:
                 state[prefix + attribute] = engine.read(member)
     return read
+
+
+def _joiner(shared: "list[list[str]]") -> Any:
+    """Tied weights are one tensor under all of their names, as in torch's own state_dict(), of which files have one copy."""
+    def join(module: nn.Module, state: "dict[str, Any]", prefix: str, metadata: Any) -> None:
+        for names in shared:
+            present = [prefix + name for name in names if prefix + name in state]
+            for name in present[1:]:
+                state[name] = state[present[0]]
+    return join
 
 
 def _loader(module: nn.Module, members: "dict[str, Member]", engine: Engine) -> Any:

@@ -575,6 +575,22 @@ def test_tied_weights_stay_one(pair):
     assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()
 
 
+def test_tied_weights_are_one_tensor_in_files(config, tmp_path):
+    """Of the model, and of a module in it. safetensors writes them under one name, and reads them into offloaded models, too."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    plain, inner = torch.nn.Sequential(tiny()), tiny(seed=3)
+    model = torch.nn.Sequential(inner)
+    optimizer = sluice.offload(model, config, units=[Block])
+    for state, prefix in ((model.state_dict(), "0."), (inner.state_dict(), ""), (model.state_dict(prefix="a."), "a.0.")):
+        assert state[prefix + "head.weight"].data_ptr() == state[prefix + "embedding.weight"].data_ptr()
+    for source, target in ((model, plain), (torch.nn.Sequential(tiny(seed=4)), model)):
+        safetensors.save_model(source, tmp_path / "one.safetensors")
+        assert safetensors.load_model(target, tmp_path / "one.safetensors") == (set(), [])
+        found = target.state_dict()
+        assert all(torch.equal(value, found[name]) for name, value in source.state_dict().items())
+    optimizer.close()
+
+
 def test_evaluation_inside_of_a_step(pair):
     """Between the passes of an accumulation, and behind the last: with the step's parameters, and no trace in the gradients."""
     reference, model, torchs, ours = pair
