@@ -14,6 +14,7 @@ noticed. On the CPU these are read-only pages. On a GPU they are a tensor as lar
 """
 
 import ctypes as C
+import errno
 import mmap
 import os
 from typing import Callable, Optional, Sequence
@@ -24,6 +25,7 @@ from .errors import ArgumentError, NonFiniteError, SluiceError
 from .gpus import CPU, Place, storage_at
 
 _CHUNK_BYTES = 2 << 20
+_FINE_BYTES = 8 << 30  # of regions whose poison is mapped in chunks of that size
 _BOUNDS_MAX = 512  # numbers on a GPU that wait for a check
 _ADDRESSES_MAX = 256  # of one unit; copies for gathered() have many
 _PROT_READ, _PROT_WRITE = 1, 2
@@ -39,7 +41,9 @@ _libc.munmap.argtypes = [C.c_void_p, C.c_size_t]
 def _map(address: Optional[int], nbytes: int, protection: int, flags: int, file: int = -1) -> int:
     mapped = _libc.mmap(address, nbytes, protection, flags, file, 0)
     if mapped == _FAILED:
-        raise SluiceError(f"cannot map {nbytes} bytes: {os.strerror(C.get_errno())}")
+        code = C.get_errno()
+        remedy = "; where there is memory, the limit of mappings may be too low: sysctl vm.max_map_count" if code == errno.ENOMEM else ""
+        raise SluiceError(f"cannot map {nbytes} bytes: {os.strerror(code)}{remedy}")
     return int(mapped)
 
 
@@ -48,24 +52,34 @@ class Region:
     lives: tensors over them have no owner."""
 
     _poison_file: Optional[int] = None
+    _poison_bytes = 0
+    _all_bytes = 0  # of all regions
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        # Linux gives a process 65530 mappings: 8 GiB take 4096, and each doubling 2048 more.
+        self._chunk_bytes = min(self.nbytes, _CHUNK_BYTES << ((Region._all_bytes + self.nbytes) // _FINE_BYTES).bit_length())
         self.address = _map(None, self.nbytes, 0, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE)
-        self.show_poison()
+        try:
+            self.show_poison()
+        except BaseException:
+            _libc.munmap(self.address, self.nbytes)
+            raise
+        Region._all_bytes += self.nbytes
 
     @classmethod
-    def _poison(cls) -> int:
+    def _poison(cls, nbytes: int) -> int:
         if cls._poison_file is None:
             cls._poison_file = os.memfd_create("sluice-poison")
-            os.write(cls._poison_file, b"\xff" * _CHUNK_BYTES)
+        while cls._poison_bytes < nbytes:
+            cls._poison_bytes += os.write(cls._poison_file, b"\xff" * _CHUNK_BYTES)
         return cls._poison_file
 
     def show_poison(self) -> None:
-        """One file of 2 MiB, mapped over and over: poison takes no more memory, however large the units are."""
-        file = self._poison()
-        for begin in range(0, self.nbytes, _CHUNK_BYTES):
-            _map(self.address + begin, min(_CHUNK_BYTES, self.nbytes - begin), _PROT_READ, _MAP_SHARED | _MAP_FIXED, file)
+        """One file, mapped over and over: poison takes 2 MiB, and for large models at most one byte in 2000."""
+        file = self._poison(self._chunk_bytes)
+        for begin in range(0, self.nbytes, self._chunk_bytes):
+            _map(self.address + begin, min(self._chunk_bytes, self.nbytes - begin), _PROT_READ, _MAP_SHARED | _MAP_FIXED, file)
 
     def open(self) -> None:
         """Gives it memory of its own, which may be written."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,6 +79,41 @@ def test_weights_outside_of_a_lease_are_nan(pair):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters()))
     assert model.head.weight.isnan().all()
     assert_still_right(pair)
+
+
+def mappings():
+    with open("/proc/self/maps") as file:
+        return sum(1 for _ in file)
+
+
+@pytest.mark.parametrize("count, gib", [(1, 140), (140, 1)])
+def test_poison_of_large_models_leaves_mappings(monkeypatch, count, gib):
+    """Linux gives a process 65530. In pieces of 2 MiB, 140 GiB would take 71680."""
+    region = sluice.storage.Region
+    monkeypatch.setattr(region, "_all_bytes", 0)
+    before = mappings()
+    regions = [region(gib << 30) for _ in range(count)]
+    assert mappings() - before <= 4096 + 5 * 2048
+    for one in regions:
+        for place in (0, one.nbytes // 2, one.nbytes - 8):
+            assert ctypes.c_int64.from_address(one.address + place).value == -1
+        sluice.storage._libc.munmap(one.address, one.nbytes)
+
+
+def test_poison_that_cannot_be_mapped_is_given_back(monkeypatch):
+    before, mapped, original = mappings(), [], sluice.storage._libc.mmap
+
+    def limited(*arguments):
+        mapped.append(arguments)
+        if len(mapped) < 100:
+            return original(*arguments)
+        ctypes.set_errno(12)
+        return sluice.storage._FAILED
+    monkeypatch.setattr(sluice.storage, "_libc", SimpleNamespace(mmap=limited, munmap=sluice.storage._libc.munmap))
+    monkeypatch.setattr(sluice.storage.Region, "_all_bytes", 0)
+    with pytest.raises(sluice.SluiceError, match="^cannot map 2097152 bytes: Cannot allocate memory; .* sysctl vm.max_map_count"):
+        sluice.storage.Region(1 << 30)
+    assert len(mapped) == 100 and mappings() < before + 50 and sluice.storage.Region._all_bytes == 0
 
 
 def test_a_change_inside_of_gathered_is_an_error(pair):
@@ -576,7 +612,7 @@ def test_tied_weights_stay_one(pair):
 
 
 def test_tied_weights_are_one_tensor_in_files(config, tmp_path):
-    """Of the model, and of a module in it. safetensors writes them under one name, and reads them into offloaded models, too."""
+    """In the model, and in a module of it. safetensors writes them under one name, and reads them into offloaded models, too."""
     safetensors = pytest.importorskip("safetensors.torch")
     plain, inner = torch.nn.Sequential(tiny()), tiny(seed=3)
     model = torch.nn.Sequential(inner)
