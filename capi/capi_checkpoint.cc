@@ -1,10 +1,14 @@
 // Saving and resuming an engine behind the C interface.
+#include <cstring>
 #include <optional>
+
+#include <fmt/format.h>
 
 #include <sluice/checkpoint.h>
 
 #include "capi/engine_handle.h"
 #include "capi/sluice.h"
+#include "engine/store/commit_format.h"
 
 using namespace sluice;
 
@@ -92,6 +96,11 @@ sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values,
 sluice_status sluice_set_application(sluice_engine* engine, const char* text) {
   return guarded(engine, __func__, [&](const char* name) {
     require(text, name, "text");
+    if (const std::size_t size_bytes = std::strlen(text); size_bytes > kApplicationBytesMax)
+      refuse(
+          fmt::format("{}: the text has {} B, but a commit has room for {} B; keep larger data in "
+                      "a file, and its path here",
+                      name, size_bytes, kApplicationBytesMax));
     engine->next_application = text;
   });
 }

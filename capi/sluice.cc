@@ -92,7 +92,8 @@ std::unique_ptr<sluice_engine> sluice::make_engine(const char* config_json,
                                                    const sluice_model& model,
                                                    const MakeDevice& make_device) {
   const Config config = engine_config(ConfigDocument(config_json, "config"));
-  const ModelSpec spec = model_from_c(model, config.precision.parameters);
+  // Also what is wrong with the model is found before `make_device` uses the ranks up.
+  const ModelSpec spec = validated(model_from_c(model, config.precision.parameters));
   auto made = std::make_unique<sluice_engine>();
   made->model = spec;
   made->opaque_bytes = opaque_bytes_of(model);

@@ -433,9 +433,9 @@ sluice_status sluice_ranks_endpoint(sluice_ranks* ranks, const char** endpoint);
 // The call reads only sharding.timeout from the config.
 sluice_status sluice_ranks_connect(sluice_ranks* ranks, const char* config_json,
                                    const char* const* endpoints);
-// Creates the engine of this rank, in the same way as sluice_engine_create(). The call also fails
-// with SLUICE_RANKS if the ranks differ in config or model. Only one engine can be made from
-// `ranks`, and `ranks` must outlive this engine.
+// Creates the engine of this rank, as sluice_engine_create() does. The call also fails with
+// SLUICE_RANKS if the ranks differ in config or model. Only one engine can be made from `ranks`,
+// which must outlive this engine. A failure may use `ranks` up, but a wrong argument does not.
 sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_model* model,
                                           sluice_ranks* ranks, sluice_engine** engine);
 

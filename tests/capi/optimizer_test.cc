@@ -331,7 +331,13 @@ TEST_F(CApiCheckpoint, ADurableStoreGoesOnWithTheSameBits) {
   ASSERT_EQ(sluice_open_or_create(engine_, sine_values, nullptr, 0, &is_new), SLUICE_OK)
       << sluice_last_error();
   EXPECT_EQ(is_new, 1);
+  const std::string longest(std::size_t{1} << 20, 'x');
+  EXPECT_EQ(sluice_set_application(engine_, longest.c_str()), SLUICE_OK);
   ASSERT_EQ(sluice_set_application(engine_, "position 3"), SLUICE_OK);
+  EXPECT_EQ(sluice_set_application(engine_, (longest + "x").c_str()), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(),
+               "sluice_set_application: the text has 1048577 B, but a commit has room for "
+               "1048576 B; keep larger data in a file, and its path here");
   train(3);
   ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
   EXPECT_EQ(sluice_commit_now(engine_), SLUICE_INVALID_ARGUMENT);

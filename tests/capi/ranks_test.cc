@@ -237,10 +237,13 @@ TEST_F(CApiRanks, ValuesThatFailOnOneRankFailOnAll) {
   });
 }
 
-// A config that is refused leaves the ranks as they were, so a better one can follow.
-TEST_F(CApiRanks, ARefusedConfigDoesNotUseTheRanksUp) {
+// A config or model that is refused leaves the ranks as they were, so a better one can follow.
+TEST_F(CApiRanks, ARefusedConfigOrModelDoesNotUseTheRanksUp) {
   connect();
   const sluice_model made = model();
+  const sluice_unit same[2] = {units_[0], units_[0]};
+  sluice_model twice = made;
+  twice.units = same;
   on_every_rank([&](std::uint32_t rank) {
     sluice_engine* engine = nullptr;
     const auto refusal = [&](const std::string& entry) {
@@ -259,6 +262,9 @@ TEST_F(CApiRanks, ARefusedConfigDoesNotUseTheRanksUp) {
               "(RankDevice::kGpu), or sharding.reduction to \"exact\"");
     EXPECT_NE(refusal(R"("sharding": {"group": 3}, )").find("sharding.group is 3"),
               std::string::npos);
+    EXPECT_EQ(sluice_engine_create_ranked(config().c_str(), &twice, ranks_[rank], &engine),
+              SLUICE_INVALID_ARGUMENT);
+    EXPECT_EQ(engine, nullptr);
     EXPECT_EQ(sluice_engine_create_ranked(config().c_str(), &made, ranks_[rank], &engine),
               SLUICE_OK)
         << sluice_last_error();
