@@ -1,5 +1,7 @@
 // Config files, also DeepSpeed's, and the schedule of learning rates behind the C interface.
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <span>
 #include <string>
@@ -24,6 +26,23 @@ namespace {
 thread_local std::string imported_text;
 thread_local std::string read_text;
 
+// Numbers up to this one are exact in doubles, and ten times as much is below 2^64.
+constexpr std::uint64_t kWholeMax = std::uint64_t{1} << 53;
+
+// A whole number may also be written as 4.0, which is the result of a division in Python.
+std::uint64_t whole(const std::string& name, const nlohmann::json& value, std::uint64_t least,
+                    std::uint64_t most = kWholeMax) {
+  if (value.is_number()) {
+    const double number = value.get<double>();
+    if (number >= static_cast<double>(least) && number <= static_cast<double>(most) &&
+        number == std::floor(number))
+      return value.get<std::uint64_t>();
+  }
+  refuse(fmt::format(
+      "sluice_import_deepspeed: \"{}\" is {}; it must be a whole number between {} and {}", name,
+      value.dump(), least, most));
+}
+
 // The command's options by their names, as a JSON object: {"batch": 4, "lr": 1e-4}.
 DeepspeedValues values_from_json(const std::string& text) {
   const nlohmann::json given = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -33,9 +52,9 @@ DeepspeedValues values_from_json(const std::string& text) {
   for (const auto& [name, value] : given.items()) {
     try {
       if (name == "batch")
-        values.batch = value.get<std::uint64_t>();
+        values.batch = whole(name, value, 1);
       else if (name == "micro_batches")
-        values.micro_batches = value.get<std::uint64_t>();
+        values.micro_batches = whole(name, value, 1);
       else if (name == "lr")
         values.learning_rate = value.get<double>();
       else if (name == "betas")
@@ -47,15 +66,16 @@ DeepspeedValues values_from_json(const std::string& text) {
       else if (name == "clip_norm")
         values.clip_norm = value.get<double>();
       else if (name == "warmup_steps")
-        values.warmup_steps = value.get<std::uint64_t>();
+        values.warmup_steps = whole(name, value, 0);
       else if (name == "steps")
-        values.steps = value.get<std::uint64_t>();
+        values.steps = whole(name, value, 1);
       else if (name == "precision")
         values.precision = value.get<std::string>();
       else if (name == "ranks")
-        values.ranks = value.get<std::uint32_t>();
+        values.ranks = static_cast<std::uint32_t>(
+            whole(name, value, 1, std::numeric_limits<std::uint32_t>::max()));
       else if (name == "hidden_size")
-        values.hidden_size = value.get<std::uint64_t>();
+        values.hidden_size = whole(name, value, 1);
       else if (name == "names")
         values.names = value.get<std::map<std::string, std::string>>();
       else

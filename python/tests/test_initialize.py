@@ -409,10 +409,12 @@ def test_what_is_refused(deepspeed, config):
     refused(sluice.ConfigError, "zero_optimisation", config=deepspeed | {"zero_optimisation": {}})
     automatic = deepspeed | {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"}
     refused(sluice.ConfigError, r'train_micro_batch_size_per_gpu(?s:.*)auto=\{"batch": 4\}', config=automatic)
-    engine = sluice.initialize(model=tiny(), config=automatic, auto={"batch": 3}, units=[Block])[0]
+    engine = sluice.initialize(model=tiny(), config=automatic, auto={"batch": 6 / 2}, units=[Block])[0]
     assert engine.train_batch_size() == 6
     engine.destroy()
     refused(sluice.ArgumentError, "\"btch\" is none of", config=automatic, auto={"btch": 3})
+    for wrong in (-3, 2.5, 0, True, "3"):
+        refused(sluice.ArgumentError, r'"batch" is .*; it must be a whole number between 1 and', config=automatic, auto={"batch": wrong})
     refused(sluice.ArgumentError, "no DeepSpeed config", config=config, auto={"batch": 3})
     model = tiny()
     given = torch.optim.AdamW(model.parameters())
@@ -463,6 +465,15 @@ def test_plain_configs_and_adamw_agree(config):
         engine.step()
     with pytest.raises(sluice.ArgumentError, match="how large a micro-batch is"):
         engine.train_batch_size()
+    engine.destroy()
+
+
+def test_a_config_whose_name_is_no_utf8(deepspeed, tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/ds\xff.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(deepspeed, file)
+    engine = sluice.initialize(model=tiny(), config=path, units=[Block])[0]
+    assert engine.gradient_accumulation_steps() == 2
     engine.destroy()
 
 

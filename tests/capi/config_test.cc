@@ -3,6 +3,8 @@
 #include <cmath>
 #include <string>
 
+#include <fmt/format.h>
+
 #include "tests/capi/capi_support.h"
 
 namespace sluice::test {
@@ -121,6 +123,41 @@ TEST(CApiConfig, RefusesWithAllReasons) {
   EXPECT_EQ(sluice_import_deepspeed("{", "ds.json", nullptr, &report), SLUICE_CONFIG);
   EXPECT_EQ(sluice_import_deepspeed(kDeepspeed, nullptr, nullptr, &report),
             SLUICE_INVALID_ARGUMENT);
+}
+
+TEST(CApiConfig, RefusesValuesThatAreNoWholeNumbers) {
+  const auto result = [](const std::string& name, const std::string& value) {
+    const std::string values =
+        fmt::format(R"({{"batch": 4, "micro_batches": 2, "{}": {}}})", name, value);
+    const char* report = nullptr;
+    return sluice_import_deepspeed(kDeepspeed, "ds.json", values.c_str(), &report);
+  };
+  for (const char* name : {"batch", "micro_batches", "steps", "ranks", "hidden_size"}) {
+    for (const char* value : {"-4", "0", "2.5", "0.5", "1e30", "true", "\"2\"", "null",
+                              "18446744073709551617", "[2]", "9007199254740994"}) {
+      EXPECT_EQ(result(name, value), SLUICE_INVALID_ARGUMENT) << name << " " << value;
+      const std::string message = sluice_last_error();
+      EXPECT_NE(message.find(fmt::format("\"{}\" is ", name)), std::string::npos) << message;
+      EXPECT_NE(message.find("it must be a whole number between 1 and "), std::string::npos)
+          << message;
+    }
+    EXPECT_EQ(result(name, "2.0"), SLUICE_OK) << name << ": " << sluice_last_error();
+  }
+  EXPECT_EQ(result("ranks", "4294967297"), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(result("warmup_steps", "-1"), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(),
+               "sluice_import_deepspeed: \"warmup_steps\" is -1; it must be a whole number "
+               "between 0 and 9007199254740992");
+}
+
+TEST(CApiConfig, ImportsAFileWhoseNameIsNoUtf8) {
+  const char* report = nullptr;
+  ASSERT_EQ(sluice_import_deepspeed(kDeepspeed, "ds\xff.json", R"({"batch": 3})", &report),
+            SLUICE_OK)
+      << sluice_last_error();
+  EXPECT_NE(std::string(report).find("\"file\": \"ds\xef\xbf\xbd.json\""), std::string::npos)
+      << report;
+  EXPECT_EQ(sluice_import_deepspeed(kDeepspeed, "ds\xff.json", nullptr, &report), SLUICE_CONFIG);
 }
 
 TEST(CApiConfig, SaysTheRatesOfASchedule) {

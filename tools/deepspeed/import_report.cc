@@ -86,7 +86,10 @@ std::string report_json(const ImportedConfig& imported, const std::string& name)
       {"refused", lines_json(report.refused)},
       {"options", report.options},
       {"config", nlohmann::ordered_json::parse(imported.config)}};
-  return document.dump(2) + "\n";
+  // The file's name may be no UTF-8, which JSON has to be.
+  return document.dump(2, ' ', /*ensure_ascii=*/false,
+                       nlohmann::ordered_json::error_handler_t::replace) +
+         "\n";
 }
 
 }  // namespace sluice
