@@ -461,7 +461,7 @@ def test_another_checkpoint_ends_no_save_under_way(config, tmp_path):
     optimizer.load_checkpoint(first)
     assert optimizer._engine.applied_step() == 1
     assert optimizer.poll_save() == str(root / "step-000000002") and optimizer.finish_save() is None
-    for name in ("a", "b"):  # nobody asks for the path of the first
+    for name in ("a", "b"):  # the first one's path is never asked for
         optimizer.begin_save(tmp_path / name)
         optimizer.load_checkpoint(first)
         assert (tmp_path / name / "step-000000001").is_dir(), name
