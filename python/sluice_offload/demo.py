@@ -10,6 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
+from .errors import SluiceError
 from .offload import offload
 
 WIDTH, LAYERS, LENGTH, VOCABULARY, ROWS = 128, 8, 32, 96, 4
@@ -64,25 +65,20 @@ def _train(model: nn.Module, optimizer: Any, steps: int, clips: bool) -> "tuple[
     return losses, (time.monotonic() - begin) / steps
 
 
-def train_demo(path: Optional[str], steps: int) -> int:
-    """Returns 0 where the losses agree."""
-    if path is not None and not os.path.isdir(path):
-        print(f"NO: {path} is no folder; name one on a drive, or leave --path out")
-        return 1
+def _compare(folder: str, steps: int) -> int:
     torch.manual_seed(1)
     reference = _Model()
     model = copy.deepcopy(reference)
     state = 16 * sum(parameter.numel() for parameter in reference.parameters())
     expected, plain_seconds = _train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-3), steps, clips=True)
-    with tempfile.TemporaryDirectory(dir=path) as folder:
-        optimizer = offload(model, {
-            "placement": {"parameters": "nvme", "optimizer": "nvme"}, "storage": {"paths": [folder]},
-            "memory": {"device": f"{DEVICE_KIB}KiB", "host": f"{HOST_KIB}KiB"},
-            "optimizer": {"clip_norm": 1.0, "clip_epsilon": 1e-6}},
-            optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
-        losses, seconds = _train(model, optimizer, steps, clips=False)
-        report = optimizer.report
-        optimizer.close()
+    optimizer = offload(model, {
+        "placement": {"parameters": "nvme", "optimizer": "nvme"}, "storage": {"paths": [folder]},
+        "memory": {"device": f"{DEVICE_KIB}KiB", "host": f"{HOST_KIB}KiB"},
+        "optimizer": {"clip_norm": 1.0, "clip_epsilon": 1e-6}},
+        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
+    losses, seconds = _train(model, optimizer, steps, clips=False)
+    report = optimizer.report
+    optimizer.close()
     for step in sorted({*range(0, steps, max(1, steps // 10)), steps - 1}):
         print(f"step {step + 1:4d}  loss {losses[step]:.6f}  in memory {expected[step]:.6f}")
     worst = max(abs(one - other) / other for one, other in zip(losses, expected))
@@ -95,3 +91,18 @@ def train_demo(path: Optional[str], steps: int) -> int:
         return 1
     print("ok: the same training as in memory")
     return 0
+
+
+def train_demo(path: Optional[str], steps: int) -> int:
+    """Returns 0 where the losses agree."""
+    if path is not None and not os.path.isdir(path):
+        print(f"NO: {path} is no folder; name one on a drive, or leave --path out")
+        return 1
+    try:
+        with tempfile.TemporaryDirectory(dir=path) as folder:
+            return _compare(folder, steps)
+    except OSError as error:
+        print(f"NO: {error}; --path names another folder")
+    except SluiceError as error:
+        print(f"NO: {error}")
+    return 1

@@ -1,6 +1,7 @@
 """python -m sluice_offload plan and train-demo."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -104,6 +105,11 @@ def test_a_demo_has_steps(steps, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["train-demo", "--steps", steps])
     assert f"--steps: {steps} is no whole number from 1 on" in capsys.readouterr().err
+
+
+def test_the_demo_says_where_a_folder_takes_nothing(capsys):
+    assert main(["train-demo", "--path", "/proc", "--steps", "1"]) == 1
+    assert re.fullmatch("NO: .*'/proc/.*; --path names another folder\n", capsys.readouterr().out)
 
 
 def test_the_demo_agrees_with_memory(tmp_path, capsys, monkeypatch):
