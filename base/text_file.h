@@ -13,7 +13,7 @@ namespace sluice {
 
 // Returns the bytes of a file or a pipe. Returns nothing if the file cannot be read or has more
 // than `bytes_max` bytes. If the call returns nothing, `why` is the reason, and `error` is the
-// errno of the failed call.
+// errno of the failed call. If the file is too large, `error` stays as it is.
 std::optional<std::string> read_text_file(const std::string& path, std::uint64_t bytes_max,
                                           std::string& why, int* error = nullptr);
 

@@ -1,7 +1,7 @@
 // This class spreads the optimizer's arithmetic over the cores. The arithmetic consists of updates,
-// gradient accumulation and the squared norm. Work is divided into chunks whose size does not
-// depend on the number of threads. So the number of threads does not change the results. The object
-// owns a oneTBB arena.
+// gradient accumulation and the squared norm. Work is divided into chunks that are multiples of the
+// norm's leaf, and sums do not depend on their order. So the number of threads does not change the
+// results. The object owns a oneTBB arena.
 // Thread rule: several threads may call the functions at the same time. Each call blocks until its
 // own work is done.
 #pragma once

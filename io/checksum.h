@@ -1,6 +1,7 @@
 // The checksum of a block's bytes. The checksum is XXH3 with 64 bits. One core computes the
-// checksum of about 12 GB per second. The checksum finds accidental damage, but does not protect
-// against deliberate forgery. The functions are pure, and any thread may call them.
+// checksum of about 35 GB per second with AVX2 or AVX-512, and of 20 GB without. The checksum finds
+// accidental damage, but does not protect against deliberate forgery. The functions are pure, and
+// any thread may call them.
 #pragma once
 
 #include <cstddef>

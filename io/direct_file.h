@@ -28,6 +28,7 @@ class DirectFile {
   // - kInput: `directory` is missing, is not a directory, is not writable, or is on a file system
   //   that cannot preallocate.
   // - kNoSpace: there is too little space. The message gives the needed and the free bytes.
+  // - kUnsupported: no descriptor is left.
   // - kIo: the drive reports an error.
   static DirectFile create_scratch(const std::string& directory, std::uint64_t size_bytes);
 
@@ -37,7 +38,8 @@ class DirectFile {
   static DirectFile create_unnamed(const std::string& directory, std::uint64_t size_bytes);
   // Gives the file the name `path`. No other file may have this name. The call does not sync the
   // folder.
-  // Fails with kInput if the name is taken, and with kIo if the file system reports an error.
+  // Fails with kInput if the name is taken, with kNoSpace or kUnsupported if space or memory is
+  // missing, and with kIo if the file system reports another error.
   void link_as(const std::string& path);
   // Opens an existing file.
   // Fails with kInput if the file is missing, is not a regular file, or does not allow `access`.

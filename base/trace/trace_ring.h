@@ -31,7 +31,7 @@ class TraceRing {
   void append(const TraceRecord& record) {
     const std::uint64_t head = head_.load(std::memory_order_relaxed);  // written by this thread
     // The load uses the memory order acquire, because the writer must not reuse a place before the
-    // reader has finished with the place. The reader advances the tail only about ten times per
+    // reader has finished with the place. The reader advances the tail only about forty times per
     // second, so the tail is usually in this thread's cache.
     const std::uint64_t tail = tail_.load(std::memory_order_acquire);
     if (head - tail == capacity_) {

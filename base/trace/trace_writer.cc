@@ -1,6 +1,7 @@
 #include "base/trace/trace_writer.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,10 +31,11 @@ ProcessFd file_of(const TraceOptions& options) {
   const int descriptor = is_open
                              ? ::fcntl(options.descriptor, F_DUPFD_CLOEXEC, 0)
                              : ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  const int error = errno;
   if (descriptor < 0)
-    throw Error(ErrorCode::kInput,
-                fmt::format("cannot write the trace \"{}\": {}; choose another place", path,
-                            errno_text(errno)));
+    throw Error(file_error_code(error, ErrorCode::kInput),
+                fmt::format("cannot write the trace \"{}\": {}; {}", path, errno_text(error),
+                            file_remedy(error)));
   ProcessFd file(descriptor);
   // The file may hold names of tensors and paths, so only its owner may read it, even if it existed
   // before. A file that is not regular (/dev/null) keeps its mode.
@@ -41,6 +43,24 @@ ProcessFd file_of(const TraceOptions& options) {
   if (!is_open && ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode))
     (void)::fchmod(descriptor, 0600);
   return file;
+}
+
+// A pipe whose reader has gone ends with an error, also in a program that does not ignore SIGPIPE.
+ssize_t write_without_signal(int descriptor, std::span<const std::byte> bytes) {
+  sigset_t signal, before, pending;
+  sigemptyset(&signal);
+  sigaddset(&signal, SIGPIPE);
+  ::pthread_sigmask(SIG_BLOCK, &signal, &before);
+  ::sigpending(&pending);
+  const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
+  const int error = errno;
+  if (written < 0 && error == EPIPE && sigismember(&pending, SIGPIPE) == 0) {
+    const timespec no_wait{};
+    while (::sigtimedwait(&signal, nullptr, &no_wait) < 0 && errno == EINTR) continue;
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  errno = error;
+  return written;
 }
 
 }  // namespace
@@ -202,7 +222,7 @@ void TraceWriter::fail(int error) {
 void TraceWriter::write_all(std::span<const std::byte> bytes) {
   if (!result_.failure.empty()) return;
   while (!bytes.empty()) {
-    const ssize_t written = ::write(file_.get(), bytes.data(), bytes.size());
+    const ssize_t written = write_without_signal(file_.get(), bytes);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return fail(errno);
     bytes = bytes.subspan(static_cast<std::size_t>(written));

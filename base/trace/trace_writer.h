@@ -28,7 +28,8 @@ class TraceWriter {
   // lost.
   static constexpr std::chrono::milliseconds kDrainPeriod{25};
 
-  // Fails with kInput if the file cannot be created.
+  // Fails with kInput if the file cannot be created, and with kUnsupported if the process has no
+  // descriptor left.
   explicit TraceWriter(const TraceOptions& options);
   ~TraceWriter();
   TraceWriter(const TraceWriter&) = delete;

@@ -12,6 +12,7 @@
 #include <sluice/units.h>
 #include "base/text_file.h"
 #include "base/topology.h"
+#include "base/untrusted_json.h"
 
 namespace sluice {
 namespace {
@@ -39,7 +40,7 @@ json read_calibration(const Config::Storage& storage) {
   std::string why;
   const auto text = read_text_file(storage.calibration, kWeightsFileBytesMax, why);
   if (!text) refuse(storage, "cannot be read: " + why);
-  json calibration = json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  json calibration = parse_untrusted_json<json>(*text);
   if (!calibration.is_object() || calibration.value("format", json()) != "sluice-io-calibration-1")
     refuse(storage, "is not a calibration of this version");
   // Two machines may have drives of other speeds under the same names.

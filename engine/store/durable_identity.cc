@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "base/untrusted_json.h"
 #include "engine/config/setting_change.h"
 #include "engine/plan/sharding.h"
 #include "io/checksum.h"
@@ -26,7 +27,7 @@ std::uint64_t hash_of(const std::string& text) {
 }
 
 json parsed(const std::string& settings) {
-  json document = json::parse(settings, nullptr, /*allow_exceptions=*/false);
+  json document = parse_untrusted_json<json>(settings);
   return document.is_object() ? document : json::object();
 }
 
@@ -323,7 +324,7 @@ std::optional<LossScaleState> moving_scale(const CommitRecord& record) {
 }
 
 std::string short_settings(const std::string& settings) {
-  json document = json::parse(settings, nullptr, /*allow_exceptions=*/false);
+  json document = parse_untrusted_json<json>(settings);
   if (!document.is_object()) return settings;
   document.erase(kUnits);
   return document.dump(-1, ' ', false, json::error_handler_t::replace);

@@ -1,5 +1,6 @@
 #include "tools/commands/doctor_command.h"
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
@@ -49,12 +50,25 @@ Finding look_at_uring() {
   try {
     (void)make_uring_queue({.depth = 32});
   } catch (const Error& error) {
+    const std::string text = error.what();
+    const std::size_t end = std::min(text.find("; "), text.size());
     finding.health = Health::kWarn;
-    finding.text = fmt::format("{}; storage works with threads instead", error.what());
-    finding.remedy =
-        "sysctl kernel.io_uring_disabled=0; in a container: --security-opt seccomp=unconfined";
+    finding.text = text.substr(0, end) + "; storage works with threads instead";
+    finding.remedy = text.substr(std::min(end + 2, text.size()));
   }
   return finding;
+}
+
+// Whether the kernel holds this process to its limit of locked memory. It does not ask for root,
+// but for CAP_IPC_LOCK outside of containers.
+bool is_memlock_bound(std::uint64_t limit_bytes) {
+  const std::uint64_t bytes = limit_bytes / 4_KiB * 4_KiB + 64_KiB;
+  void* beyond = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (beyond == MAP_FAILED) return true;
+  const bool is_bound = ::mlock2(beyond, bytes, MLOCK_ONFAULT) != 0;
+  ::munmap(beyond, bytes);
+  return is_bound;
 }
 
 Finding look_at_memlock() {
@@ -65,8 +79,8 @@ Finding look_at_memlock() {
                   .text = is_unlimited ? "no limit" : "up to " + format_bytes(limit.rlim_cur),
                   .remedy = ""};
   if (is_unlimited || limit.rlim_cur >= kMemlockBytes) return finding;
-  if (::geteuid() == 0) {
-    finding.text += ", which does not bind root";
+  if (!is_memlock_bound(limit.rlim_cur)) {
+    finding.text += ", which does not bind this process (CAP_IPC_LOCK)";
     return finding;
   }
   finding.health = Health::kWarn;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/untrusted_json.h"
 #include "tools/cli/print.h"
 
 namespace sluice {
@@ -40,9 +41,8 @@ std::string csv_row(const StepRecord& step) {
       logged_seconds(step.times.exposed_optimizer_ns), logged_seconds(step.times.other_ns),
       step.times.hidden_share(), name_of(step.policy), step.activation_out_bytes,
       step.activation_in_bytes, step.loss_scale, step.skipped, step.rank_traffic.crossed_bytes,
-      step.tokens_per_s(), step.flops_per_s(), csv_text(step.mfu()),
-      csv_text(step.validation_loss), step.copies.parameter_bytes, step.copies.gradient_bytes,
-      step.copies.update_bytes);
+      step.tokens_per_s(), step.flops_per_s(), csv_text(step.mfu()), csv_text(step.validation_loss),
+      step.copies.parameter_bytes, step.copies.gradient_bytes, step.copies.update_bytes);
 }
 
 // The whole rows, of these steps, in the file that is about to be replaced.
@@ -112,7 +112,7 @@ void StepLog::begin(std::uint64_t steps_before) {
   const std::string rows = kept_rows(
       csv_.file, steps_before, [](const std::string& row) { return row.substr(0, row.find(',')); });
   const std::string lines = kept_rows(json_lines_.file, steps_before, [](const std::string& row) {
-    const auto step = nlohmann::json::parse(row, nullptr, /*allow_exceptions=*/false);
+    const auto step = parse_untrusted_json<nlohmann::json>(row);
     return step.is_object() ? step.value("step", nlohmann::json()).dump() : "";
   });
   csv_.file.write(kCsvHeader + rows);

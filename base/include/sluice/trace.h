@@ -29,8 +29,9 @@ struct TraceResult {
 };
 
 // Starts a trace that goes to a file. Must be called before the engine is made.
-// Fails with kInput if the file cannot be created, and with kInvalidArgument if a trace is already
-// running. Fails with kOutOfMemory if the system refuses the memory for one ring.
+// Fails with kInput if the file cannot be created, and with kUnsupported if the process has no
+// descriptor left. Fails with kInvalidArgument if a trace is already running, and with kOutOfMemory
+// if the system refuses the memory for one ring.
 SLUICE_EXPORT void trace_start(const TraceOptions& options);
 // Writes the remaining records and closes the file. Does nothing if no trace is running. Must be
 // called after the engine is gone.

@@ -9,7 +9,10 @@
 #include <string>
 #include <thread>
 
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -95,19 +98,25 @@ TEST(Trace, RefusesNumbersThatCannotBe) {
   EXPECT_FALSE(trace_enabled());
 }
 
-// Runs `holds` in a process that can reserve `room_bytes` more than now. Returns its result.
+// Runs `holds` in a process of its own. Returns its result.
 template <class Check>
-bool holds_within(std::uint64_t room_bytes, const Check& holds) {
+bool holds_in_child(const Check& holds) {
   const pid_t child = ::fork();
-  if (child == 0) {
-    std::uint64_t pages = 0;
-    std::ifstream("/proc/self/statm") >> pages;
-    const rlimit limit{.rlim_cur = pages * 4096 + room_bytes, .rlim_max = RLIM_INFINITY};
-    ::_exit(::setrlimit(RLIMIT_AS, &limit) == 0 && holds() ? 0 : 1);
-  }
+  if (child == 0) ::_exit(holds() ? 0 : 1);
   int state = 0;
   ::waitpid(child, &state, 0);
   return WIFEXITED(state) && WEXITSTATUS(state) == 0;
+}
+
+// Runs `holds` in a process that can reserve `room_bytes` more than now. Returns its result.
+template <class Check>
+bool holds_within(std::uint64_t room_bytes, const Check& holds) {
+  return holds_in_child([&] {
+    std::uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlimit limit{.rlim_cur = pages * 4096 + room_bytes, .rlim_max = RLIM_INFINITY};
+    return ::setrlimit(RLIMIT_AS, &limit) == 0 && holds();
+  });
 }
 
 // A thread that records cannot fail, so the size is tried before.
@@ -146,6 +155,40 @@ TEST(Trace, CountsWhatThreadsLoseThatFindNoMemoryForTheirRings) {
     return result.records == 2 && result.lost == 3 && result.failure.empty();
   }));
   EXPECT_NE(test::file_text(path).find("no memory"), std::string::npos);
+}
+
+TEST(Trace, EndsEarlyWhenTheReaderOfAPipeHasGone) {
+  const test::TempDirectory directory;
+  const std::string path = directory.file("pipe");
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_TRUE(holds_in_child([&] {
+    ::signal(SIGPIPE, SIG_DFL);
+    const int reader = ::open(path.c_str(), O_RDONLY | O_NONBLOCK);
+    trace_start({.file = path});
+    ::close(reader);
+    trace_section("engine", "told to a pipe");  // by this thread, not by the trace's
+    trace_record({.begin_ns = 1, .end_ns = 9});
+    const TraceResult result = trace_stop();
+    sigset_t pending;
+    ::sigpending(&pending);
+    return result.error == EPIPE && result.failure.find("gone") != std::string::npos &&
+           sigismember(&pending, SIGPIPE) == 0;
+  }));
+}
+
+TEST(Trace, AsksForMoreOpenFilesWhereNoneIsLeft) {
+  const test::TempDirectory directory;
+  EXPECT_TRUE(holds_in_child([&] {
+    const rlimit limit{.rlim_cur = 0, .rlim_max = 0};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    try {
+      trace_start({.file = directory.file("trace")});
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kUnsupported &&
+             std::string(error.what()).find("ulimit -n") != std::string::npos;
+    }
+    return false;
+  }));
 }
 
 TEST(Trace, KeepsRecordsOnlyWhileItRuns) {

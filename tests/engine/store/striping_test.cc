@@ -203,6 +203,9 @@ TEST_F(Striped, ACalibrationThatDoesNotHelpIsRefusedWithTheCommandThatMends) {
   };
   for (const Case& bad :
        {Case{"", "is not a calibration"}, Case{"[1]", "is not a calibration"},
+        Case{R"({"format": "sluice-io-calibration-1", "processor": )" + std::string(400'000, '[') +
+                 std::string(400'000, ']') + "}",
+             "is not a calibration"},
         Case{R"({"format": "sluice-io-calibration-0", "drives": []})", "is not a calibration"},
         Case{R"({"format": "sluice-io-calibration-1"})", "no rate"},
         Case{R"({"format": "sluice-io-calibration-1", "drives": [7, {"path": 3}]})", "no rate"},

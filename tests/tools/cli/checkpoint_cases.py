@@ -125,6 +125,8 @@ class Checkpoints(CliCase):
                 self.assertEqual([row.split(",")[0] for row in file], ["step", *map(str, range(4, steps + 1))])
             with open(self.path("run.jsonl"), encoding="ascii") as file:
                 self.assertEqual([json.loads(row)["step"] for row in file], list(range(4, steps + 1)))
+            with open(self.path("run.jsonl"), "a", encoding="ascii") as file:
+                file.write('{"step":' + "[" * 400000 + "]" * 400000 + "}\n")  # another's row, which is dropped
 
     def test_a_run_begins_with_a_checkpoint_from_elsewhere(self):
         values = {**BASE, "precision.parameters": "fp32", "precision.gradients": "fp32", "optimizer.schedule_steps": STEPS}

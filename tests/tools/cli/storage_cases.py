@@ -54,6 +54,14 @@ class Doctor(CliCase):
         self.assertIn("64.0 KiB", found["locked memory"][1])
         self.assertIn("ulimit -l", found["locked memory"][2])
 
+    def test_little_locked_memory_binds_root_without_the_capability(self):
+        """As in a container."""
+        if os.geteuid() != 0 or shutil.which("setpriv") is None or shutil.which("prlimit") is None:
+            self.skipTest("root, setpriv and prlimit are needed")
+        little = ("prlimit", "--memlock=65536")
+        for prefix, health in ((little, "ok"), ((*little, "setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock"), "warn")):
+            self.assertEqual(self.findings("--path", ".", prefix=prefix)["locked memory"][0], health)
+
 
 class BenchIo(CliCase):
     LABEL = "command"
