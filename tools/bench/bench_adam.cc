@@ -10,6 +10,7 @@
 #include "base/aligned_buffer.h"
 #include "cpu_optim/cpu_optimizer.h"
 #include "cpu_optim/worker_arena.h"
+#include "tools/report/median.h"
 
 namespace sluice {
 namespace {
@@ -28,9 +29,7 @@ double quantile(const std::vector<double>& sorted, double q) {
 
 Spread spread_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  return {.median = quantile(values, 0.5),
-          .low = quantile(values, 0.25),
-          .high = quantile(values, 0.75)};
+  return {.median = median(values), .low = quantile(values, 0.25), .high = quantile(values, 0.75)};
 }
 
 // The state of one measurement, in place and at rest, with plausible numbers in it.

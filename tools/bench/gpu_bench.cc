@@ -15,6 +15,7 @@
 #include "tools/gpt/model/counter_random.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/gpu_trainer.h"
+#include "tools/report/median.h"
 #include "tools/report/plan_rates.h"
 
 namespace sluice {
@@ -28,8 +29,8 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 
 GpuSpread gpu_spread(std::vector<double> values) {
   SLUICE_CHECK(!values.empty(), "a spread of something");
-  std::sort(values.begin(), values.end());
-  return {.median = values[values.size() / 2], .least = values.front(), .most = values.back()};
+  const auto [least, most] = std::ranges::minmax(values);
+  return {.median = median(values), .least = least, .most = most};
 }
 
 AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_t parameters,

@@ -25,7 +25,7 @@ nlohmann::json series_json(const IoSeries& series) {
           {"bytes_per_second", series.rate()},
           {"bytes_per_second_min", low},
           {"bytes_per_second_max", high},
-          {"cpu_seconds_per_gib", IoSeries::median(series.cpu_s_per_gib)}};
+          {"cpu_seconds_per_gib", median(series.cpu_s_per_gib)}};
 }
 
 // Planning reads this: the best rates of each path by itself, under the folder's one name.
@@ -45,11 +45,6 @@ nlohmann::json drives_json(const IoCalibration& calibration) {
 }
 
 }  // namespace
-
-double IoSeries::median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 std::vector<IoSeries> io_cases(const std::vector<IoPattern>& patterns,
                                const std::vector<std::uint64_t>& requests,

@@ -17,6 +17,7 @@
 
 #include <sluice/config.h>
 #include "tools/bench/io_bench.h"
+#include "tools/report/median.h"
 
 namespace sluice {
 
@@ -27,7 +28,6 @@ struct IoSeries {
   std::vector<double> cpu_s_per_gib = {};
 
   double rate() const { return median(rates); }
-  static double median(std::vector<double> values);
 };
 
 struct IoCalibrationOptions {

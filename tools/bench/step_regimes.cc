@@ -11,6 +11,7 @@
 #include "engine/store/storage_queue.h"
 #include "tools/bench/io_bench.h"
 #include "tools/cli/interrupt.h"
+#include "tools/report/median.h"
 #include "tools/report/state_hash.h"
 
 namespace sluice {
@@ -176,10 +177,8 @@ void add_benches(const StepRegimeOptions& options, StepBenchModel model, RegimeR
 
 Summary summary_of(std::vector<double> values) {
   if (values.empty()) return {};
-  std::ranges::sort(values);
-  return {.median = (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2,
-          .low = values.front(),
-          .high = values.back()};
+  const auto [low, high] = std::ranges::minmax(values);
+  return {.median = median(values), .low = low, .high = high};
 }
 
 const std::vector<std::string>& step_regimes() {

@@ -59,7 +59,7 @@ void print_series(const IoSeries& series, const std::string& where) {
   const auto [low, high] = std::ranges::minmax(series.rates);
   say("{:8} {:>8} {:6} {:8.2f}  [{:.2f}, {:.2f}] {:10.3f}{}\n", name_of(series.io_case.pattern),
       format_bytes(series.io_case.request_bytes), series.io_case.depth, series.rate() * 1e-9,
-      low * 1e-9, high * 1e-9, IoSeries::median(series.cpu_s_per_gib), where);
+      low * 1e-9, high * 1e-9, median(series.cpu_s_per_gib), where);
 }
 
 int bench_io(const BenchIoOptions& options) {

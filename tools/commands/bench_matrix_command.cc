@@ -17,17 +17,13 @@
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/report/median.h"
 #include "tools/report/rank_memory.h"
 
 namespace sluice {
 namespace {
 
 constexpr unsigned kWarmStepsOfACell = 2;
-
-double median_of(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 // Memory that the plan does not have at all is 100 % off.
 double percent_off(double measured, double planned) {
@@ -53,7 +49,7 @@ struct Cell {
   const MatrixRow& planned;
   std::optional<MeasuredRow> measured;
 
-  double step_s() const { return median_of(measured->step_s); }
+  double step_s() const { return median(measured->step_s); }
 };
 
 // Lines of at most 80 characters.

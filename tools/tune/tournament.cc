@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <sluice/error.h>
+#include "tools/report/median.h"
 
 namespace sluice {
 namespace {
@@ -12,11 +13,6 @@ constexpr unsigned kRoundsMost = 5;
 constexpr unsigned kStepsMost = 20;
 constexpr double kClearGain = 1.01;
 constexpr double kClearGainOfOneRound = 1.03;
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 bool beats_given(const std::vector<Contender>& all, std::size_t index) {
   const Contender& given = all.front();

@@ -12,6 +12,7 @@
 #include "tools/gpt/train/fresh_values.h"
 #include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
+#include "tools/report/median.h"
 #include "tools/report/step_limits.h"
 
 namespace sluice {
@@ -53,9 +54,7 @@ OverlapPolicy policy_of_run(const Config& config, const ModelSpec& given, RunMac
 }  // namespace
 
 double Trial::median_s() const {
-  std::vector<double> sorted = step_s;
-  std::ranges::sort(sorted);
-  return sorted[sorted.size() / 2];
+  return median(step_s);
 }
 
 Trial run_trial(TrainConfig config, unsigned steps,

@@ -24,6 +24,7 @@ TEST(GpuSpread, IsMedianAndExtremes) {
   EXPECT_EQ(spread.median, 3);
   EXPECT_EQ(spread.least, 1);
   EXPECT_EQ(spread.most, 9);
+  EXPECT_EQ(gpu_spread({4, 1, 2, 9}).median, 3);
 }
 
 // A bus of 1 GB/s each way, and a plain loop that claims half of that.

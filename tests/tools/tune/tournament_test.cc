@@ -25,6 +25,14 @@ TEST(Tournament, TheGivenConfigWinsTies) {
   EXPECT_EQ(winner_of(played({{2}, {1.9}})), 1u);
 }
 
+TEST(Tournament, TheMedianOfTwoRoundsIsBetweenThem) {
+  const std::vector<Contender> contenders = played({{2, 4}, {1, 3}});
+  EXPECT_EQ(contenders[0].median_s(), 3);
+  EXPECT_EQ(contenders[1].median_s(), 2);
+  EXPECT_EQ(gain_of(contenders, 1), (2 + 4.0 / 3) / 2);
+  EXPECT_EQ(played({{5, 1, 2}})[0].median_s(), 2);
+}
+
 TEST(Tournament, AFailureLosesAndTheRestGoesOn) {
   unsigned runs = 0;
   const std::vector<Contender> contenders =
