@@ -55,8 +55,7 @@ std::optional<Quicker> quickest_that_fits(const std::vector<PlannedPlacement>& a
 }
 
 std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own) {
-  const bool would_overflow = own.placement.host_budget_bytes >> 62 != 0;
-  if (!own.obstacle.empty() || would_overflow) return std::nullopt;
+  if (!own.obstacle.empty()) return std::nullopt;
   PlanRequest larger = request;
   const std::uint64_t budget = own.placement.host_budget_bytes;
   const Planning planning(larger);

@@ -170,6 +170,7 @@ std::string whatif_json(const WhatIf& what_if) {
                                                             {"predicted_s", after}};
   }
   return written({{"policy", name_of(what_if.policy)},
+                  {"predicted_policy", name_of(what_if.changed_policy)},
                   {"recorded_step_s", what_if.measured_s},
                   {"model_step_s", what_if.replayed.step_s},
                   {"model_error", what_if.error()},

@@ -153,6 +153,14 @@ class Replay {
     order_ = is_vertical ? MicroBatchOrder::kVertical : MicroBatchOrder::kHorizontal;
   }
 
+  // The policy for a scenario whose config says "auto". While the planned policy is the same, the
+  // run keeps its own, which may be another one, for example because of clipping.
+  OverlapPolicy policy(const Scenario& scenario, OverlapPolicy recorded) const {
+    if (scenario.config.optimizer.overlap != OverlapPolicy::kAuto) return scenario.policy;
+    const OverlapPolicy planned = plan_run(scenario.config, model_, *layout_, machine_).policy;
+    return planned == plan_run(config_, model_, *layout_, machine_).policy ? recorded : planned;
+  }
+
   const Config& config() const { return config_; }
   const Layout& layout() const { return *layout_; }
 
@@ -308,6 +316,7 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
                 .changed = {},
                 .predicted_s = 0,
                 .policy = scenario.policy,
+                .changed_policy = scenario.policy,
                 .rates = scenario.rates,
                 .left_out = left_out_of(analysis, replay.config())};
   const auto is_budget = [](const std::string& setting) { return setting.starts_with("memory."); };
@@ -315,8 +324,10 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
     scenario.config.optimizer.lanes.reset();  // the plan for another budget chooses again
   const Scenario recorded = scenario;
   for (const std::string& setting : settings) apply(setting, scenario);
-  validate(scenario.config);               // a run with these settings would be refused, too
-  result.changed = replay.cost(scenario);  // a budget that is too small is refused on any machine
+  validate(scenario.config);  // a run with these settings would be refused, too
+  // A budget that is too small is refused on any machine.
+  result.changed_policy = scenario.policy = replay.policy(scenario, result.policy);
+  result.changed = replay.cost(scenario);
   require_known_rates(analysis, replay, recorded, scenario);
   require_fitting_model(analysis, result.measured_s, result.replayed.step_s);
   result.predicted_s =
@@ -327,12 +338,16 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
 std::string text_of(const WhatIf& what_if) {
   std::string text = fmt::format(
       "recorded step {:.3f} ms (mean, {}); the model alone says {:.3f} ms, an error of {:+.1f} %\n"
-      "predicted step {:.3f} ms, {:+.1f} %\n"
+      "predicted step {:.3f} ms, {:+.1f} %{}\n"
       "busiest: {} for {:.3f} ms a step, before {} for {:.3f} ms\n",
       1e3 * what_if.measured_s, name_of(what_if.policy), 1e3 * what_if.replayed.step_s,
       100 * what_if.error(), 1e3 * what_if.predicted_s,
-      100 * (what_if.predicted_s / what_if.measured_s - 1), name_of(what_if.changed.scarcest()),
-      1e3 * what_if.changed.busy(what_if.changed.scarcest()), name_of(what_if.replayed.scarcest()),
+      100 * (what_if.predicted_s / what_if.measured_s - 1),
+      what_if.changed_policy == what_if.policy
+          ? ""
+          : fmt::format(" ({})", name_of(what_if.changed_policy)),
+      name_of(what_if.changed.scarcest()), 1e3 * what_if.changed.busy(what_if.changed.scarcest()),
+      name_of(what_if.replayed.scarcest()),
       1e3 * what_if.replayed.busy(what_if.replayed.scarcest()));
   text += fmt::format("{:<26}{:>12}{:>12}\n", "busy, ms a step", "recorded", "predicted");
   for (std::size_t i = 0; i < kResourceCount; ++i) {

@@ -22,11 +22,12 @@ namespace sluice {
 inline constexpr double kWhatIfErrorMax = 0.25;
 
 struct WhatIf {
-  double measured_s = 0;   // the mean of the recorded steps
-  StepCost replayed;       // the model's cost of the recorded step
-  StepCost changed;        // the model's cost with the settings
-  double predicted_s = 0;  // `changed`, corrected by the model's error
-  OverlapPolicy policy{};
+  double measured_s = 0;              // the mean of the recorded steps
+  StepCost replayed;                  // the model's cost of the recorded step
+  StepCost changed;                   // the model's cost with the settings
+  double predicted_s = 0;             // `changed`, corrected by the model's error
+  OverlapPolicy policy{};             // of the recorded run
+  OverlapPolicy changed_policy{};     // with the settings
   Rates rates;                        // recorded
   std::vector<std::string> left_out;  // the parts that the model leaves out, in words
 
@@ -41,7 +42,8 @@ struct WhatIf {
 //   drives                                             the number of drives that replace one drive
 //   prefetch_window                                    units that the device window holds
 //   lanes                                              blocks in the optimizer pass
-//   memory.host, memory.device                         sizes; the placement is planned again
+//   memory.host, memory.device                         sizes; the placement is planned again, and
+//                                                      the policy, if the config says "auto"
 //   policy                                             as optimizer.overlap, but not "auto"
 // Fails with:
 // - kConfig: a setting is wrong.

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <regex>
 #include <string>
 
@@ -187,6 +188,47 @@ TEST_F(WhatIfTest, CommitsAreAsRareAsInTheRun) {
   };
   const double each_s = step_s(1);
   EXPECT_LT(step_s(4), each_s);
+}
+
+// A smaller budget drives the state to storage, where "auto" speculates.
+TEST_F(WhatIfTest, AutoComesToThePolicyOfTheChangedPlan) {
+  nlohmann::json engine = nlohmann::json::parse(file_.sections.at("engine"));
+  nlohmann::json& config = engine["config"];
+  config["placement"] = {{"parameters", "nvme"}, {"optimizer", "auto"}, {"gradients", "host"}};
+  config["optimizer"]["overlap"] = "auto";
+  config["memory"]["host"] = "256MiB";
+  file_.sections["engine"] = engine.dump();
+  std::uint64_t last_ns = 0;
+  for (const TraceRecord& record : file_.records) last_ns = std::max(last_ns, record.end_ns);
+  for (TraceRecord& record : file_.records) {  // updates after the norm, as of deferral
+    if (record.kind != TraceKind::kAdam) continue;
+    record.begin_ns += last_ns;
+    record.end_ns += last_ns;
+  }
+  const TraceFile file = with_steps_of(replayed(replayed_s_));
+  const TraceAnalysis analysis(file);
+  EXPECT_EQ(what_if(analysis, {}).policy, OverlapPolicy::kDeferred);
+  EXPECT_EQ(what_if(analysis, {"memory.host=128MiB"}).changed_policy, OverlapPolicy::kDeferred);
+  const auto fits = [&](const std::string& budget) {
+    try {
+      (void)what_if(analysis, {budget});
+      return true;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory) << error.what();
+      return false;
+    }
+  };
+  int least_kib = 64;
+  const auto budget = [&] { return "memory.host=" + std::to_string(least_kib) + "KiB"; };
+  while (least_kib < 4096 && !fits(budget())) least_kib += 32;
+  const WhatIf small = what_if(analysis, {budget()});
+  EXPECT_EQ(small.changed_policy, OverlapPolicy::kSpeculative);
+  EXPECT_NE(text_of(small).find(" % (speculative)\n"), std::string::npos) << text_of(small);
+  const WhatIf named = what_if(analysis, {budget(), "policy=speculative"});
+  EXPECT_EQ(small.predicted_s, named.predicted_s);
+  const WhatIf deferred = what_if(analysis, {budget(), "policy=deferred"});
+  EXPECT_EQ(deferred.changed_policy, OverlapPolicy::kDeferred);
+  EXPECT_NE(small.predicted_s, deferred.predicted_s);
 }
 
 // A description that asks for more than any run has is refused before anything is planned for it.
