@@ -130,6 +130,7 @@ if [[ " ${parts[*]} " == *" build "* || ! -x build/gpu/tools/sluice ]]; then
   cat "$out/build.md"
 fi
 if [[ ${#others[@]} -gt 0 ]]; then
+  rm -rf build/gpu/pack
   tools/gpu_pack.sh --built build/gpu build/gpu/pack || exit 1
   build/gpu/pack/run.sh --only "$(IFS=, && echo "${others[*]}")" "$out" || failed=1
 fi

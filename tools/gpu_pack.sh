@@ -62,11 +62,14 @@ if [[ $target == *.tar.gz ]]; then
   trap 'rm -rf "$stage"' EXIT
   folder=$stage/sluice_gpu
 fi
-if [[ -e $folder && ! -e $folder/run.sh ]] && [[ ! -d $folder || -n $(ls -A "$folder") ]]; then
+mark=.made-by-gpu_pack
+if [[ -e $folder && ! -e $folder/$mark ]] && [[ ! -d $folder || -n $(ls -A "$folder") ]]; then
   echo "tools/gpu_pack.sh: $folder is there and was not made by this script; name another folder, or an archive (.tar.gz)" >&2
   exit 2
 fi
 rm -rf "$folder"
+mkdir -p "$folder"
+touch "$folder/$mark"
 mkdir -p "$folder"/{bin,lib/runtime,wheel}
 
 for program in "${programs[@]}"; do

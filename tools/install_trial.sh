@@ -44,7 +44,7 @@ done
 ways=(deb docker cuda conan vcpkg trixie noble tasks aarch64 clang wheel)
 [[ ${#only[@]} -gt 0 ]] || only=("${ways[@]}")
 for way in "${only[@]}"; do
-  printf '%s\n' "${ways[@]}" | grep -Fxq -e "$way" || {
+  [[ $way != *" "* && " ${ways[*]} " == *" $way "* ]] || {
     echo "tools/install_trial.sh: no way is called \"$way\"; there are ${ways[*]}" >&2
     exit 2
   }

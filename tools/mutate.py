@@ -32,6 +32,8 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORK = ROOT / "build/mutation"
+MARK = "build/.made-by-mutate"  # in the copy, from its beginning
 LIST = ROOT / "tests/mutation/mutants.json"
 CAMPAIGNS = "tests/campaigns"
 FLAGS = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG"]
@@ -74,8 +76,11 @@ class Workshop:
     """A copy of the checkout, and its build."""
 
     def __init__(self, folder, jobs, limit_s):
-        if folder.exists() and not (folder / "tools/mutate.py").exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise SystemExit(f"{folder} is there and is no copy of the checkout; name another folder with --work")
+        is_own = folder == WORK or (folder / MARK).exists()
+        if folder.exists() and not is_own and (not folder.is_dir() or any(folder.iterdir())):
+            raise SystemExit(f"{folder} is there and was not made by this script; name another folder with --work")
+        (folder / MARK).parent.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
         self.source = folder
         self.build = None
         self.jobs = jobs
@@ -214,7 +219,7 @@ def main():
     parser.add_argument("--equivalent", action="store_true", help="also those that are said to change nothing")
     parser.add_argument("--list", action="store_true", help="print the mutants and end")
     parser.add_argument("--check", action="store_true", help="only say whether every mutant's line is in the checkout")
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/mutation", help="where the copy is and its build")
+    parser.add_argument("--work", type=pathlib.Path, default=WORK, help="where the copy is and its build")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one run of tests")
     options = parser.parse_args()

@@ -14,6 +14,7 @@ is missing is replaced by one whose every function returns "no device".
 import argparse
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -97,10 +98,14 @@ def main():
     wanted = ["--no-deps", f"torch=={given.torch}" if given.torch else "torch>=2.6", *PURE, *OTHERS]
     mark = " ".join(wanted) + " with stand-ins 2"
     if not done.exists() or done.read_text(encoding="utf-8") != mark:
-        if folder.exists() and not (folder / "pyvenv.cfg").exists() and (not folder.is_dir() or any(folder.iterdir())):
-            print(f"{folder} is there and is no environment of Python; name another folder", file=sys.stderr)
+        made = folder / ".made-by-torch_environment"  # from the beginning; `complete` is there at the end
+        if folder.exists() and not made.exists() and not done.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            print(f"{folder} is there and was not made by this script; name another folder", file=sys.stderr)
             return 2
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        made.touch()
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         for packages in (wanted, ["pytest"]):
             try:

@@ -84,8 +84,10 @@ class Folders(Folder):
     """A script that makes a folder anew leaves one alone that it has not made."""
 
     def test_kept(self):
-        (self.folder / "thesis.txt").write_text("years", encoding="utf-8")
-        (self.folder / "file").write_text("years", encoding="utf-8")
+        """Also one that looks like it: another checkout, another environment of Python."""
+        (self.folder / "tools").mkdir()
+        for name in ("thesis.txt", "file", "run.sh", "pyvenv.cfg", "tools/mutate.py"):
+            (self.folder / name).write_text("years", encoding="utf-8")
         build = self.folder / "build"
         for target in (self.folder, self.folder / "file"):
             for command in (["tools/gpu_pack.sh", "--built", build, "--torchao", "none", target], ["tools/torch_environment.py", target],
