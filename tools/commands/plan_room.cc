@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/plan/striping.h"
 #include "io/direct_file.h"
@@ -59,6 +60,7 @@ std::string drive_obstacle_here(const PlanSubject& subject, std::uint64_t needed
 }
 
 // Why `sluice train` would refuse pools of that size, and so many bytes on storage, here.
+// Fails as `sluice train` does where a path or the calibration of the drives is not there.
 std::string obstacle_here(const PlanSubject& subject, const HostMemory& with_its_pools,
                           std::uint64_t nvme_bytes) {
   if (!subject.is_of_this_machine) return {};
@@ -70,6 +72,16 @@ std::string obstacle_here(const PlanSubject& subject, const HostMemory& with_its
 
 std::string obstacle_here(const PlanSubject& subject, const Placement& placement) {
   return obstacle_here(subject, with_pools(subject.host, placement), placement.nvme_bytes());
+}
+
+// For what the config does not ask for: drives that are not there are a reason against it alone.
+template <class... Arguments>
+std::string obstacle_elsewhere(const PlanSubject& subject, const Arguments&... arguments) {
+  try {
+    return obstacle_here(subject, arguments...);
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
 }  // namespace
@@ -89,11 +101,11 @@ void check_room(const PlanSubject& subject, std::vector<PlannedPlacement>& all) 
                               "; " + subject.origin_of_device_bytes);
   }
   for (std::size_t i = 1; i < all.size(); ++i)
-    if (all[i].obstacle.empty()) all[i].obstacle = obstacle_here(subject, all[i]);
+    if (all[i].obstacle.empty()) all[i].obstacle = obstacle_elsewhere(subject, all[i].placement);
   PlannedPlacement& own = all.front();
   const auto lacks_room = [&](const PlannedChange& change) {
     return !drive_obstacle(subject, change.placement.nvme_bytes()).empty() ||
-           !obstacle_here(subject, change.placement).empty();
+           !obstacle_elsewhere(subject, change.placement).empty();
   };
   std::erase_if(own.policies, [&](const PlannedChange& change) {
     return change.policy != own.policy && lacks_room(change);
@@ -109,7 +121,7 @@ std::vector<MatrixRow> matrix_of(const PlanSubject& subject) {
     HostMemory host = subject.host;
     host.device_pool_bytes = host.device_is_host ? row.device_bytes : 0;
     host.host_pool_bytes = row.host_bytes;
-    row.obstacle = obstacle_here(subject, host, row.nvme_bytes);
+    row.obstacle = obstacle_elsewhere(subject, host, row.nvme_bytes);
   }
   return rows;
 }

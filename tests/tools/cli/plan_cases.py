@@ -234,6 +234,16 @@ class Plan(CliCase):
             self.assertEqual(self.plan(*arguments, values=values)["obstacle_here"], "")
         self.run_sluice("train", self.write_config({**BUDGETS, **values, "placement.parameters": "host", "placement.optimizer": "host"}))
 
+    def test_drives_that_the_config_does_not_use_may_be_missing(self):
+        in_memory = {"placement.parameters": "host", "placement.optimizer": "host", "optimizer.overlap": "deferred"}
+        for missing in ({"storage.paths": ["absent"]}, {"storage.calibration": "absent.json"}):
+            document = self.plan("--matrix", values={**in_memory, **missing})
+            self.assertEqual(document["obstacle_here"], "")
+            self.assertTrue(self.row(document, "config")["fits"])
+            if "storage.paths" in missing:
+                self.assertIn("absent", self.row(document, "nvme")["obstacle"])
+                self.assertIn("optimizer to nvme", [cell["offload"] for cell in document["matrix"] if not cell["fits"]])
+
     def test_does_not_fit(self):
         document = self.uniform(values={"memory.host": "1MiB", **ON_NVME}, expect=5)
         self.assertIn("this config does not fit", self.done.stdout)
