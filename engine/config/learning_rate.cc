@@ -65,8 +65,9 @@ double counted_by_sluice(const LearningRateOptions& options, std::uint64_t step)
            (options.learning_rate - schedule.warmup_start) * reached / warmup;
   }
   const std::uint64_t steps = schedule.steps.value_or(options.steps);
-  if (schedule.shape == ScheduleShape::kConstant || steps <= options.warmup_steps + 1)
-    return options.learning_rate;
+  if (schedule.shape == ScheduleShape::kConstant) return options.learning_rate;
+  if (steps <= options.warmup_steps + 1)  // there is no room to fall: one step at the peak
+    return step <= options.warmup_steps ? options.learning_rate : options.minimum_learning_rate;
   const double progress =
       (static_cast<double>(step) - warmup) / (static_cast<double>(steps) - warmup - 1);
   return between(options, schedule.shape == ScheduleShape::kCosine ? cosine(progress)

@@ -147,6 +147,11 @@ TEST_F(DatasetTest, RefusesTokensBeyondTheVocabulary) {
   EXPECT_NE(expect_refused().find("token 50 is 98, but model.vocabulary is 98; raise it to at "
                                   "least 99"),
             std::string::npos);
+  config_.data_format = TokenFormat::kUint32;
+  write_bytes(std::string(400, '\xff'));
+  EXPECT_NE(expect_refused().find("another data.format"), std::string::npos);
+  config_.data_format = TokenFormat::kBytes;
+  write_bytes(std::string(50, 'a') + "b");
   config_.model.vocabulary = 99;
   (void)Dataset(config_);
   // Behind the first piece, too.

@@ -40,6 +40,17 @@ TEST(LearningRate, FallsAlongACosine) {
     EXPECT_LT(learning_rate_at(config, step), learning_rate_at(config, step - 1)) << step;
 }
 
+// A schedule that ends with the warm-up, or before it, has one step at the peak.
+TEST(LearningRate, IsTheMinimumBehindTheScheduleHoweverShort) {
+  for (std::uint64_t steps = 1; steps < 8; ++steps) {
+    TrainConfig config = schedule(20, 4);
+    config.schedule.steps = steps;
+    EXPECT_DOUBLE_EQ(learning_rate_at(config, 4), 1e-2) << steps;
+    for (std::uint64_t step = 7; step < 20; ++step)
+      EXPECT_DOUBLE_EQ(learning_rate_at(config, step), 1e-3) << steps << " " << step;
+  }
+}
+
 TEST(LearningRate, StaysInBoundsForEverySmallRun) {
   for (std::uint64_t steps = 1; steps < 12; ++steps) {
     for (std::uint64_t warmup = 0; warmup < 14; ++warmup) {

@@ -23,6 +23,7 @@ namespace {
 
 // Tokens looked at together where the whole file is.
 constexpr std::uint64_t kPieceTokens = 1 << 20;
+constexpr std::uint32_t kVocabularyMax = 1 << 24;  // of the config's schema
 
 std::uint64_t pair_of(std::uint32_t first, std::uint32_t second) {
   return std::uint64_t{first} << 32 | second;
@@ -101,11 +102,14 @@ void Dataset::check_tokens() const {
     const auto tokens = read_tokens(first, std::min(kPieceTokens, token_count_ - first));
     const auto beyond = std::ranges::find_if(
         tokens, [this](std::uint32_t token) { return token >= config_.model.vocabulary; });
-    if (beyond != tokens.end())
-      fail(config_.data_file,
-           fmt::format("token {} is {}, but model.vocabulary is {}; raise it to at least {}",
-                       first + static_cast<std::uint64_t>(beyond - tokens.begin()), *beyond,
-                       config_.model.vocabulary, *beyond + 1));
+    if (beyond == tokens.end()) continue;
+    const std::string remedy =
+        *beyond < kVocabularyMax
+            ? fmt::format("raise it to at least {}", *beyond + 1)
+            : "no vocabulary is so large: the file has another data.format, or is damaged";
+    fail(config_.data_file, fmt::format("token {} is {}, but model.vocabulary is {}; {}",
+                                        first + static_cast<std::uint64_t>(beyond - tokens.begin()),
+                                        *beyond, config_.model.vocabulary, remedy));
   }
 }
 
