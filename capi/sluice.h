@@ -278,8 +278,8 @@ sluice_status sluice_restore(sluice_engine* engine, const char* folder, int conv
 // commit.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
-// Sets a text that is saved with the commit of each step that finishes after this call. The text
-// has at most 1 MiB, and is empty at first.
+// Sets a text that is saved with the commit of each step that finishes after this call and is not
+// skipped. The text has at most 1 MiB, and is empty at first.
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
 // Commits the last step, even if no commit is due. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
@@ -486,11 +486,11 @@ typedef struct sluice_trace_result {
 } sluice_trace_result;
 
 // From this call to sluice_trace_stop(), all engines and optimizers of this process write a trace
-// to the file `path`. The trace contains every transfer, update, computation and wait. `sluice
-// trace` reads the file (docs/tracing.md). The call replaces an existing file. When an engine is
-// created, the engine writes its description to the file. A program should therefore create engines
-// after this call. Each of the `rank_count` processes writes its own file. `rank` is the number of
-// this process. Fails with SLUICE_INPUT if the file cannot be created, and with
+// to the file `path`, which it replaces. `sluice trace` reads the file (docs/tracing.md). Engines
+// describe themselves there when they are created, so a program should create them after this call.
+// Each of the `rank_count` processes writes its own file. `rank` is the number of this process.
+// Fails with SLUICE_INPUT if the file cannot be created, with SLUICE_UNSUPPORTED if the process has
+// no descriptor left, with SLUICE_OUT_OF_MEMORY if there is no memory for records, and with
 // SLUICE_INVALID_ARGUMENT if a trace is running. In a forked child, this call and
 // sluice_trace_stop() fail with SLUICE_FORKED.
 sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);

@@ -205,7 +205,8 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
   }
   const LossScaleOptions& scale = config.precision.loss_scale;
   config_ = {{"precision.gradients", std::string(name_of(config.precision.gradients))},
-             {kLossScale, fmt::format("{} {} {} {} {} {}", scale.static_scale,
+             // The first of a scale that moves is 0, and not -0.
+             {kLossScale, fmt::format("{} {} {} {} {} {}", scale.static_scale + 0.0,
                                       scale.initial_scale_power, scale.window, scale.hysteresis,
                                       scale.consecutive_hysteresis, scale.minimum)},
              {"optimizer.beta1", fmt::format("{}", config.optimizer.adam.beta1)},

@@ -1,8 +1,7 @@
 // A GPT with a mixture of experts learns to guess the next letter of a text. Each layer has
 // attention and 16 experts, of which a router chooses one for each letter while the step runs. The
 // step announces the chosen ones: those are read from NVMe and updated, and the others stay as they
-// are. Start it with a folder for the state and, if you like, a text file; alone or with
-// `mpirun -n 2 experts FOLDER TEXT`.
+// are. Start it as `experts FOLDER [TEXT]`, alone or with `mpirun -n 2`; the state is in FOLDER.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -341,6 +340,7 @@ std::string text_of(const char* path) {
 // other ranks, which wait for this one.
 [[noreturn]] void end_all(RankWorld& world, const std::exception& failure) {
   std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
+  std::fflush(stdout);  // abort() may end this process
   world.abort();
   std::_Exit(1);
 }

@@ -129,6 +129,7 @@ Config config_in(const char* folder) {
 // other ranks, which wait for this one.
 [[noreturn]] void end_all(RankWorld& world, const std::exception& failure) {
   std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
+  std::fflush(stdout);  // abort() may end this process
   world.abort();
   std::_Exit(1);
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <fstream>
 #include <thread>
 
 #include "tests/capi/capi_support.h"
@@ -250,6 +251,27 @@ TEST_F(CApiTrace, AFileThatCannotBeWrittenWholeIsSaid) {
   EXPECT_NE(words.find("the trace ends at " + std::to_string(result.file_bytes) + " bytes"),
             std::string::npos)
       << words;
+}
+
+// The result of sluice_trace_start() while a limit of this process is `soft`.
+sluice_status start_under(int resource, rlim_t soft, const std::string& path) {
+  rlimit limit{};
+  EXPECT_EQ(getrlimit(static_cast<__rlimit_resource>(resource), &limit), 0);
+  const rlimit lower{.rlim_cur = soft, .rlim_max = limit.rlim_max};
+  EXPECT_EQ(setrlimit(static_cast<__rlimit_resource>(resource), &lower), 0);
+  const sluice_status status = sluice_trace_start(path.c_str(), 0, 1);
+  EXPECT_EQ(setrlimit(static_cast<__rlimit_resource>(resource), &limit), 0);
+  return status;
+}
+
+TEST_F(CApiTrace, NamesTheLimitThatRefusesIt) {
+  EXPECT_EQ(start_under(RLIMIT_NOFILE, 0, path_), SLUICE_UNSUPPORTED);
+  EXPECT_NE(std::string(sluice_last_error()).find("ulimit -n"), std::string::npos);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  EXPECT_EQ(start_under(RLIMIT_AS, pages * 4096, path_), SLUICE_OUT_OF_MEMORY);
+#endif
 }
 
 TEST_F(CApiTrace, RefusesWhatItsContractForbids) {

@@ -172,8 +172,9 @@ class SLUICE_EXPORT Engine {
   // returned step is durable on every rank. After the constructor, the result is the step from
   // which open_or_create() continues. The result is empty if there is no store, or no commit yet.
   std::optional<std::uint64_t> committed_step() const;
-  // Makes a commit of the last step, even if no commit is due. When commit_now() returns, every
-  // rank has the commit.
+  // Makes a commit of the last step that was applied, even if no commit is due. A skipped step is
+  // part of no commit, and a resumed run repeats it. When commit_now() returns, every rank has the
+  // commit.
   // Fails with:
   // - kInvalidArgument: there is no store, or a step is active.
   // - kIo and others: a transfer has failed.

@@ -260,12 +260,11 @@ TEST_F(DurableEngine, NumbersThatHaveChangedAreAcceptedKnowingly) {
   EXPECT_TRUE(again.engine->open_or_create(toy_values()).changes.empty());
 }
 
-// Every byte that a commit names counts: a flipped bit is found when the block is read.
-// The factor of the next step's loss.
+// The factor of the next step's loss. A zero with a sign is a zero.
 TEST_F(DurableEngine, TheLossScaleGoesOn) {
   Config with = config();
   with.precision = {.parameters = DType::kFp16, .gradients = DType::kFp16};
-  with.precision.loss_scale = {.static_scale = 0, .initial_scale_power = 3, .window = 2};
+  with.precision.loss_scale = {.static_scale = -0.0, .initial_scale_power = 3, .window = 2};
   const auto next_scale = [&](Run& run) {
     const Step step = run.engine->begin_step({.learning_rate = 1e-2});
     return step.loss_scale();
