@@ -154,6 +154,7 @@ class Engine:
         self._lease_pointer = C.byref(self._lease)
         self.world = world
         self._pid = os.getpid()
+        self.changes = 0  # so many times the parameters may have changed
         self._last_saved: "Optional[str]" = None  # that replace_state() has waited for, and saved() will return
         self.end_idle_step: "Callable[[bool], None]" = lambda changes: None  # of the walk; before values are read or replaced
         self._norm_group: "Optional[tuple[Any, Any, int]]" = None  # what C calls lives here
@@ -299,6 +300,7 @@ class Engine:
         self._lib.commit_now(self._handle)
 
     def _fill(self, values: "Callable[[Member], torch.Tensor]", units: Units, call: "Callable[[Any], Any]") -> None:
+        self.changes += 1
         members = {member.tensor: member for unit in units.units for member in unit.members}
         failure: "list[BaseException]" = []
         last: "tuple[int, Optional[torch.Tensor]]" = (-1, None)
@@ -356,6 +358,7 @@ class Engine:
 
     def restore(self, folder: "str | os.PathLike[str]", converts: bool) -> str:
         """Takes all of the state from a checkpoint, instead of initialize(), and returns the text that came with it."""
+        self.changes += 1
         self._lib.restore(self._handle, os.fsencode(folder), converts)
         return self._application_text()
 
@@ -416,7 +419,8 @@ class Engine:
     def _described(self) -> "dict[str, list[Any]]":
         """Shape of each tensor, and whether it is frozen and opaque, by name, as a checkpoint has them: also those of other ranks alone."""
         size = self.dtype.itemsize
-        own = {member.name: [[-(-member.parameter.nbytes // size)] if unit.is_opaque else list(member.parameter.shape),
+        own = {member.name: [[-(-member.parameter.nbytes // size)] if unit.is_opaque
+                             else list(member.parameter.shape) or [1],  # a number is one of one element there
                              unit.is_frozen, unit.is_opaque]
                for unit in self._units.units for member in unit.members}
         if self.world is None or not any(unit.is_local for unit in self._units.units):
@@ -432,6 +436,7 @@ class Engine:
     def begin_step(self, rate: float, group_rates: "Sequence[float]") -> None:
         rates = (C.c_double * len(group_rates))(*group_rates) if group_rates else None
         options = lib.StepOptions(rate, 1, rates, len(group_rates), 1)
+        self.changes += 1
         self._lib.begin_step(self._handle, C.byref(options))
 
     def finish_step(self, rate: float, group_rates: "Sequence[float]") -> lib.StepReport:

@@ -234,10 +234,10 @@ def open_safetensors(folder: "str | os.PathLike[str]") -> SafetensorsValues:
         raise ArgumentError(f"{root} has neither {_SINGLE} nor {_INDEX}")
     try:
         with open(root / _INDEX, encoding="utf-8") as file:
-            names = sorted(set(json.load(file)["weight_map"].values()))
+            paths = [root / name for name in sorted(set(json.load(file)["weight_map"].values()))]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(f"{root / _INDEX} is no index of safetensors files: {error!r}") from error
-    return SafetensorsValues(*[root / name for name in names])
+    return SafetensorsValues(*paths)
 
 
 @contextlib.contextmanager

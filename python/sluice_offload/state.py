@@ -6,6 +6,7 @@ import json
 import math
 import os
 import struct
+import weakref
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -34,15 +35,10 @@ def hook_state_dict(model: nn.Module, units: Units, engine: Engine) -> None:
             for owner, attribute in member.owners:
                 members.setdefault(id(owner), {})[attribute] = member
                 owners[id(owner)] = owner
+    shared: "dict[int, Any]" = {member.tensor: (lambda: None, 0) for member, named in names_of_members(model, units) if len(named) > 1}
     for key, owner in owners.items():
-        owner._register_state_dict_hook(_reader(members[key], engine))
+        owner._register_state_dict_hook(_reader(members[key], shared, engine))
         object.__setattr__(owner, "_load_from_state_dict", _loader(owner, members[key], engine))
-    shared = [names for _, names in names_of_members(model, units) if len(names) > 1]
-    for path, module in model.named_modules() if shared else ():
-        prefix = path + "." if path else ""
-        inside = [[name[len(prefix):] for name in names if name.startswith(prefix)] for names in shared]
-        if any(len(names) > 1 for names in inside):
-            module._register_state_dict_hook(_joiner(inside))
     if any(unit.is_opaque for unit in units.units):
         model._register_load_state_dict_pre_hook(_type_check(names_of_members(model, units)))
 
@@ -59,22 +55,27 @@ def _type_check(names: "list[tuple[Member, list[str]]]") -> Any:
     return check
 
 
-def _reader(members: "dict[str, Member]", engine: Engine) -> Any:
+def _reader(members: "dict[str, Member]", shared: "dict[int, Any]", engine: Engine) -> Any:
+    """Tied weights are one tensor under all of their names, as in torch's own state_dict(), of which files have one copy. `shared`:
+    by their tensors, the values that were read last, and at which of the engine's changes."""
+    def values_of(member: Member, state: "dict[str, Any]") -> torch.Tensor:
+        if member.tensor not in shared:
+            return engine.read(member)
+        last, change = shared[member.tensor]
+        known: "torch.Tensor | None" = last() if change == engine.changes else None
+        if known is not None and any(value is known for value in state.values()):
+            if engine.world is not None:  # ranks read equally often, whatever hooks of the program have done to one's values
+                engine.read(member)
+            return known
+        values = engine.read(member)
+        shared[member.tensor] = (weakref.ref(values), engine.changes)
+        return values
+
     def read(module: nn.Module, state: "dict[str, Any]", prefix: str, metadata: Any) -> None:
         for attribute, member in members.items():
             if prefix + attribute in state:
-                state[prefix + attribute] = engine.read(member)
+                state[prefix + attribute] = values_of(member, state)
     return read
-
-
-def _joiner(shared: "list[list[str]]") -> Any:
-    """Tied weights are one tensor under all of their names, as in torch's own state_dict(), of which files have one copy."""
-    def join(module: nn.Module, state: "dict[str, Any]", prefix: str, metadata: Any) -> None:
-        for names in shared:
-            present = [prefix + name for name in names if prefix + name in state]
-            for name in present[1:]:
-                state[name] = state[present[0]]
-    return join
 
 
 def _loader(module: nn.Module, members: "dict[str, Member]", engine: Engine) -> Any:

@@ -489,6 +489,30 @@ def test_a_checkpoint_with_other_groups_changes_nothing(config, tmp_path):
     optimizer.close()
 
 
+class Scaled(torch.nn.Module):
+    """With a parameter that is one number, without dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = tiny()
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, data, target):
+        return self.net(data, target) * self.scale
+
+
+def test_a_number_as_a_parameter_goes_on_from_a_checkpoint(config, tmp_path):
+    model = Scaled()
+    optimizer = sluice.offload(model, config, units=[Block])
+    train(model, optimizer, 1)
+    folder, before = optimizer.save(tmp_path / "run"), states(optimizer)
+    train(model, optimizer, 1, first=1)
+    optimizer.load_checkpoint(folder)
+    assert optimizer._engine.applied_step() == 1 and model.state_dict()["scale"].shape == ()
+    assert all(torch.equal(one, two) for one, two in zip(states(optimizer), before, strict=True))
+    optimizer.close()
+
+
 def test_a_checkpoint_does_not_take_the_place_of_a_store(config, tmp_path):
     """Its newer commits would be gone."""
     config["storage"]["state"] = STORE

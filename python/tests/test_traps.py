@@ -1,6 +1,7 @@
 """Traps: things that torch programs do and that could go wrong in silence. Each case fails when its cure is taken
 out."""
 
+import collections
 import copy
 import ctypes
 import gc
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import sluice_offload as sluice
 from conftest import Block, Tiny, adamw, batch, tiny, train, worst
@@ -596,7 +598,8 @@ def test_headers_of_safetensors_that_are_none(tmp_path, header):
         sluice.SafetensorsValues(path)
 
 
-@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3, "b": "c"}}', "[" * 100000])
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3, "b": "c"}}', '{"weight_map": {"a": 3}}',
+                                   "[" * 100000])
 def test_indices_of_safetensors_that_are_none(tmp_path, index):
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(sluice.ArgumentError, match="index.json is no index of safetensors files"):
@@ -624,6 +627,28 @@ def test_tied_weights_are_one_tensor_in_files(config, tmp_path):
         assert safetensors.load_model(target, tmp_path / "one.safetensors") == (set(), [])
         found = target.state_dict()
         assert all(torch.equal(value, found[name]) for name, value in source.state_dict().items())
+    optimizer.close()
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_tied_weights_are_one_tensor_where_hooks_rename_them(config, is_given):
+    """As those of torch's checkpoint_wrapper do. They are read once, and again when they have changed."""
+    model = tiny()
+    model.head = checkpoint_wrapper(model.head)
+    optimizer = sluice.offload(model, config, units=[Block])
+    engine, calls = optimizer._engine, []
+    read = engine.read
+    engine.read = lambda member, *kinds: calls.append(member.name) or read(member, *kinds)
+    given = collections.OrderedDict() if is_given else None
+    before = model.state_dict(destination=given)
+    assert before["head.weight"] is before["embedding.weight"] and len(set(calls)) == len(calls) == len(before) - 1
+    values = before["head.weight"].clone()
+    train(model, optimizer, 1)
+    after = model.state_dict(destination=given)
+    assert after["head.weight"] is after["embedding.weight"] and not torch.equal(after["head.weight"], values)
+    model.embedding.load_state_dict({"weight": values})
+    again = model.state_dict(destination=given)
+    assert again["head.weight"] is again["embedding.weight"] and torch.equal(again["head.weight"], values)
     optimizer.close()
 
 
