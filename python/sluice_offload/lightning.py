@@ -12,7 +12,6 @@ import copy
 import os
 import shutil
 import signal
-import sys
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import lightning.pytorch as pl
@@ -94,6 +93,12 @@ def _folder_in(root: str, name: str) -> Optional[str]:
         if name and os.path.isdir(found) and os.path.basename(found).split(".")[0] == name.split(".")[0]:
             return found
     return None
+
+
+def _say_unsaved(trainer: "pl.Trainer", module: "pl.LightningModule", exception: BaseException) -> None:
+    """Instead of the on_exception() of a callback that would save."""
+    logger.warning("%s has ended the training in this process, and the others may be elsewhere: no checkpoint is written; go on from the "
+                   "last one", type(exception).__name__)
 
 
 def _offloaded_already(kind: str) -> ArgumentError:
@@ -195,6 +200,9 @@ class SluiceStrategy(ParallelStrategy):
         for callback in trainer.checkpoint_callbacks:
             if getattr(callback, "dirpath", None) is not None:
                 _require_local(callback.dirpath)  # type: ignore[attr-defined]
+            saves = isinstance(callback, pl.callbacks.OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False)
+            if saves and self.world_size > 1:  # all of them save together, and one may have failed alone
+                setattr(callback, "on_exception", _say_unsaved)
         self._synchronize_layers()
         before = self.optimizers, self.lr_scheduler_configs
         super().setup_optimizers(trainer)
@@ -353,6 +361,8 @@ class SluiceStrategy(ParallelStrategy):
                 given = given or (self.cluster_environment.requeue_signal, None)
         if given is not None:
             self._requeue_signal = None
+            assert self.offloaded is not None
+            self.offloaded.zero_grad()  # of a step that the fit has ended
             self._requeue(*given)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -372,20 +382,12 @@ class SluiceStrategy(ParallelStrategy):
     def _require_no_step(self) -> None:
         """Behind an exception the step is lost, and what is saved is the state of the last update."""
         assert self.lightning_module is not None
-        is_lost = self.offloaded is not None and self.lightning_module.trainer.interrupted
-        if is_lost and self.world_size == 1:
-            self.offloaded.zero_grad()  # type: ignore[union-attr]
-        if not self._has_gradients():
-            return
-        if is_lost:
-            logger.warning("an exception has ended a step in this process, and the others may be elsewhere: no checkpoint is written; "
-                           "go on from the last one")
-            failure = sys.exc_info()[1]
-            if failure is not None:
-                raise failure
-        raise ArgumentError("a checkpoint is due between the micro-batches of a step, whose gradients it could not have; let "
-                            "val_check_interval be a multiple of accumulate_grad_batches, and ModelCheckpoint count steps "
-                            "(every_n_train_steps) instead of time")
+        if self.offloaded is not None and self.lightning_module.trainer.interrupted and self.world_size == 1:
+            self.offloaded.zero_grad()
+        if self._has_gradients():
+            raise ArgumentError("a checkpoint is due between the micro-batches of a step, whose gradients it could not have; let "
+                                "val_check_interval be a multiple of accumulate_grad_batches, and ModelCheckpoint count steps "
+                                "(every_n_train_steps) instead of time")
 
     def remove_checkpoint(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)

@@ -17,6 +17,7 @@ import os
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
+import torch.distributed as dist
 import transformers
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import get_last_checkpoint
@@ -87,6 +88,24 @@ def _keep_counts(model: Any) -> "Callable[[], None]":
     return lambda: setattr(inner, "num_parameters", num_parameters)
 
 
+def _does_nothing(*args: Any, **kwargs: Any) -> None:
+    """Takes the place of a callback's method."""
+
+
+def _save_together(callback: Any, device: torch.device) -> None:
+    """SIGTERM comes to each process at a time of its own, and all of them save together: behind each update they agree on it."""
+    save = callback.on_step_end
+
+    def on_step_end(*args: Any, **kwargs: Any) -> None:
+        has_come = torch.tensor(int(callback.jit_manager.is_checkpoint_requested), device=device)
+        dist.all_reduce(has_come, dist.ReduceOp.MAX)
+        if has_come.item():
+            callback.jit_manager.is_checkpoint_requested = True
+            save(*args, **kwargs)
+    for name, method in (("on_step_begin", _does_nothing), ("on_step_end", on_step_end), ("on_epoch_end", _does_nothing)):
+        setattr(callback, name, method)
+
+
 class Trainer(transformers.Trainer):
     """transformers.Trainer. sluice: the config, or its file; also one for DeepSpeed, whose "auto" are what `args` say, and which
     must not contradict them (docs/deepspeed.md). sluice_keys: keys of Sluice for which DeepSpeed has none, such as
@@ -109,8 +128,10 @@ class Trainer(transformers.Trainer):
             require_no_store({} if isinstance(one, DeepspeedConfig) else one, "Trainer()")
         super().__init__(*args, **kwargs)
         for callback in self.callback_handler.callbacks:  # that of args.enable_jit_checkpoint would save amid a step, too
-            if hasattr(callback, "jit_manager"):
-                setattr(callback, "on_pre_optimizer_step", lambda *args, **kwargs: None)
+            if getattr(callback, "jit_manager", None) is not None:
+                setattr(callback, "on_pre_optimizer_step", _does_nothing)
+                if self.args.world_size > 1:
+                    _save_together(callback, self.args.device)
         if getattr(_inner(self.optimizer), "_is_durable", False):
             raise ArgumentError("Trainer(): the optimizer in optimizers= has a durable store, which goes on from its own commits and not "
                                 "from the checkpoints of this Trainer; leave storage.state out of offload()'s config")

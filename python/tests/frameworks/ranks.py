@@ -67,6 +67,31 @@ def case_trainer(folder):
         trainer._sluice.close()
 
 
+def case_preempted(folder):
+    """SIGTERM comes to one rank in a step's first micro-batch, and to the other in that step's second one, or behind the step."""
+    for late in (1, 2):
+        name = f"late {late}"
+        trainer = Trainer(model=gpt2(), args=arguments(folder / name, enable_jit_checkpoint=True, save_strategy="no", eval_strategy="no"),
+                          train_dataset=rows(26), sluice=settings(folder / f"state {late}"))
+        manager, = (one.jit_manager for one in trainer.callback_handler.callbacks if hasattr(one, "jit_manager"))
+        forwards = []
+
+        def preempt(*_):
+            forwards.append(1)
+            if len(forwards) == 3 + late * RANK:
+                manager.is_checkpoint_requested = True
+        trainer.model.register_forward_hook(preempt)
+        trainer.train()
+        assert trainer.state.global_step == 2 and len(forwards) == 4
+        assert [path.name for path in (folder / name / "out").iterdir()] == ["checkpoint-2"]
+        trainer._sluice.close()
+        resumed = Trainer(model=gpt2(seed=1), args=arguments(folder / name, eval_strategy="no"), train_dataset=rows(26),
+                          sluice=settings(folder / f"again {late}"))
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.global_step == resumed._sluice._engine.applied_step() == 6
+        resumed._sluice.close()
+
+
 def run_accelerate(model, optimizer):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -210,14 +235,23 @@ class Signalled(Averaged):
 
 
 class Stopped(Averaged):
-    def on_after_backward(self):
-        if self.trainer.global_step == 1:
+    def training_step(self, data, index):
+        if self.trainer.global_step == 1 and RANK == 1:
             raise ValueError("the program's own")
+        return super().training_step(data, index)
+
+
+class Heard(pl.Callback):
+    def __init__(self):
+        self.exceptions = []
+
+    def on_exception(self, trainer, module, exception):
+        self.exceptions.append(exception)
 
 
 def case_stops(folder):
-    """Slurm's signal to one rank is answered by both. An exception in a step leaves no checkpoint, since others may be elsewhere, and
-    comes out."""
+    """Slurm's signal to one rank is answered by both. An exception of one rank leaves no checkpoint, which all would write together.
+    It comes out itself, behind all that Lightning does with it."""
     for name, value in {"JOB_ID": "17", "JOB_NAME": "train", "NTASKS": "2", "NTASKS_PER_NODE": "2", "LOCALID": str(RANK), "PROCID": str(RANK),
                         "NODEID": "0", "JOB_NODELIST": "localhost"}.items():
         os.environ["SLURM_" + name] = value
@@ -227,14 +261,20 @@ def case_stops(folder):
     file = torch.load(folder / "hpc_ckpt_1.ckpt", weights_only=False)
     assert file["global_step"] == 2 and file["sluice_folder"] == "step-000000002"
     trainer.strategy.offloaded.close()
-    saved = pl.callbacks.ModelCheckpoint(dirpath=folder / "saved", every_n_train_steps=50, save_on_exception=True)
-    strategy = sluice.lightning.SluiceStrategy(settings(folder / "stopped"), units=[Block])
+    saved = [pl.callbacks.ModelCheckpoint(dirpath=folder / "saved", every_n_train_steps=50, save_on_exception=True),
+             pl.callbacks.OnExceptionCheckpoint(folder / "saved"), Heard()]
+    config = settings(folder / "stopped")
+    config["sharding"]["timeout"] = 20
+    strategy = sluice.lightning.SluiceStrategy(config, units=[Block])
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        fit(folder / "second", tiny(), strategy, 4, kind=Stopped, callbacks=[saved])
-    except ValueError as error:
-        assert str(error) == "the program's own"
+        fit(folder / "second", tiny(), strategy, 4, kind=Stopped, callbacks=saved)
+    except (ValueError if RANK == 1 else sluice.RanksError) as error:
+        assert RANK == 0 or str(error) == "the program's own"
+        assert saved[-1].exceptions == [error]
     else:
         raise AssertionError("no exception")
+    assert signal.getsignal(signal.SIGTERM) == before
     assert not list((folder / "saved").glob("*"))
     with contextlib.suppress(sluice.SluiceError):  # says that a step was abandoned
         strategy.offloaded.close()

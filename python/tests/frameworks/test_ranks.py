@@ -25,7 +25,7 @@ def run(launcher, folder, case):
         assert f"passed: {case} on rank {rank}" in said, said[-6000:]
 
 
-@pytest.mark.parametrize("case", ["trainer", "accelerate", "alone", "lightning", "stops", "norms"])
+@pytest.mark.parametrize("case", ["trainer", "preempted", "accelerate", "alone", "lightning", "stops", "norms"])
 def test_two_ranks(tmp_path, case):
     run(["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1", f"--master_port={free_port()}"],
         tmp_path, case)
