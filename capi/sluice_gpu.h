@@ -7,6 +7,9 @@
 // copies with the work on these streams. So the calling thread does not wait for the GPU. A stream
 // that the program passes to a call has to stay valid until the engine or the optimizer is
 // destroyed.
+//
+// After a call, the calling thread has the same current GPU as before, if the process has a context
+// on that GPU. Otherwise, the GPU of the engine or the optimizer stays current.
 #pragma once
 
 #include "sluice.h"
@@ -16,7 +19,8 @@ extern "C" {
 #endif
 
 // Gives the reason why the GPU with the number `gpu` cannot be used. The text is empty if the GPU
-// can be used. The text is valid until the thread's next call of this function.
+// can be used. One reason is that Sluice has been compiled for other compute capabilities than this
+// GPU's. The text is valid until the thread's next call of this function.
 sluice_status sluice_why_no_gpu(int32_t gpu, const char** why);
 
 // The struct describes one of several GPUs that train one model together. Each GPU has a process or

@@ -1,10 +1,13 @@
 // Lists the GPUs.
 #include <cuda_runtime.h>
 
+#include <string_view>
+
 #include <fmt/format.h>
 
 #include <sluice/cuda_device.h>
 #include <sluice/units.h>
+#include "gpu/cuda/cuda_architectures.h"
 #include "gpu/cuda/cuda_error.h"
 
 namespace sluice {
@@ -26,6 +29,19 @@ std::string why_driver_is_insufficient() {
       text_of(version), CUDART_VERSION / 1000);
 }
 
+// Empty if this build has code for the GPU. Makes no context.
+std::string why_no_code(int ordinal) {
+  cudaDeviceProp found{};
+  if (const cudaError_t status = cudaGetDeviceProperties(&found, ordinal); status != cudaSuccess)
+    return cuda_error(status, "cudaGetDeviceProperties", __FILE__, __LINE__).what();
+  const std::string_view compiled = compiled_cuda_architectures();
+  if (runs_on_capability(compiled, found.major, found.minor)) return "";
+  return fmt::format(
+      "this build has code for {}, and {} has compute capability {}.{}; build with "
+      "-DSLUICE_CUDA_ARCHITECTURES={}{}-real",
+      compiled, found.name, found.major, found.minor, found.major, found.minor);
+}
+
 }  // namespace
 
 int cuda_device_count() {
@@ -45,7 +61,7 @@ std::string why_no_cuda_device(int ordinal) {
   }
   if (ordinal < 0 || ordinal >= count)
     return fmt::format("there is no GPU {}: the driver lists {}", ordinal, count);
-  return "";
+  return why_no_code(ordinal);
 }
 
 std::string describe_cuda_device(int ordinal) {

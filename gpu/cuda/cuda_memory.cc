@@ -135,12 +135,14 @@ void CudaMemory::register_host(std::span<std::byte> memory) {
   const cudaError_t status = cudaHostRegister(memory.data(), align_up(memory.size(), kAlignBytes),
                                               cudaHostRegisterPortable);
   if (status == cudaSuccess) return;
-  (void)cudaGetLastError();
-  const Error reason = cuda_error(status, "cudaHostRegister", __FILE__, __LINE__);
-  throw Error(reason.code(),
-              fmt::format("cannot page-lock {} of host memory: {}; lower memory.host, or raise the "
-                          "limit of locked memory (ulimit -l, a container's memory)",
-                          format_bytes(memory.size()), reason.what()));
+  // Not the whole text of cuda_error(), whose advice is about the GPU's memory.
+  throw Error(
+      cuda_error(status, "cudaHostRegister", __FILE__, __LINE__).code(),
+      fmt::format("cannot page-lock {} of host memory: cudaHostRegister: {} ({}): {}; lower "
+                  "memory.host, or raise the limit of locked memory (ulimit -l, a "
+                  "container's memory)",
+                  format_bytes(memory.size()), cudaGetErrorName(status), static_cast<int>(status),
+                  cudaGetErrorString(status)));
 }
 
 }  // namespace sluice

@@ -7,6 +7,7 @@
 
 #include "capi/sluice_gpu.h"
 #include "tests/capi/capi_support.h"
+#include "tests/gpu/cuda/fake_cuda_faults.h"
 
 namespace sluice::test {
 namespace {
@@ -96,6 +97,16 @@ TEST_F(CApiGpu, WorkOnTheStreamComesBeforeTheUpdate) {
   ASSERT_EQ(sluice_optimizer_wait(optimizer_, SLUICE_ALL_TENSORS), SLUICE_OK)
       << sluice_last_error();
   EXPECT_GT(values(parameter_).back(), 1.0f) << "a negative gradient raises the parameter";
+}
+
+TEST_F(CApiGpu, AGpuThatTheBuildHasNoCodeForIsRefused) {
+  if (!set_fake_cuda_capability(35)) GTEST_SKIP() << "the build does not know for which GPUs";
+  const char* why = nullptr;
+  EXPECT_EQ(sluice_why_no_gpu(0, &why), SLUICE_OK);
+  EXPECT_NE(std::string(why).find("fake GPU has compute capability 3.5"), std::string::npos) << why;
+  EXPECT_EQ(make(true), SLUICE_UNSUPPORTED);
+  EXPECT_STREQ(sluice_last_error(), why);
+  set_fake_cuda_capability(0);
 }
 
 TEST_F(CApiGpu, MisuseIsRefused) {

@@ -289,7 +289,14 @@ Finding look_at_huge_pages() {
 Finding look_at_cuda() {
   Finding finding{.subject = "CUDA", .text = "", .remedy = ""};
   if (const std::string why = why_no_cuda_device(); !why.empty()) {
-    finding.text = why + ": run.device \"auto\" computes on the host";
+    const bool is_listed = cuda_device_count() > 0;
+    const std::size_t end = is_listed ? std::min(why.find("; "), why.size()) : why.size();
+    finding.text = why.substr(0, end) + ": run.device \"auto\" computes on the host";
+    if (is_listed) {
+      finding.health = Health::kWarn;
+      finding.remedy = why.substr(std::min(end + 2, why.size()));
+      return finding;
+    }
     if (first_line("/proc/driver/nvidia/version").empty()) return finding;
     finding.health = Health::kWarn;
     finding.text += "; yet this machine has an NVIDIA driver";

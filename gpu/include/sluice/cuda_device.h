@@ -9,6 +9,8 @@
 // copies that are already in a stream. A copy from host to host runs on a thread of the CUDA
 // runtime. The GPU also makes copies to and from GPU memory that other code, such as PyTorch, has
 // allocated.
+// After a call, the calling thread has the same current GPU as before, if the process has a context
+// on that GPU. Otherwise, the GPU of the device stays current.
 #pragma once
 
 #include <cstddef>
@@ -69,9 +71,10 @@ class SLUICE_EXPORT CudaDevice : public Device {
 // no driver.
 SLUICE_EXPORT int cuda_device_count();
 // Returns the reason why GPU `ordinal` cannot be used. The result is empty if the GPU can be used.
+// One reason is that Sluice has been compiled for other compute capabilities than this GPU's.
 SLUICE_EXPORT std::string why_no_cuda_device(int ordinal = 0);
 // Returns a text such as "NVIDIA H200, compute capability 9.0, 139.8 GiB".
-// Requires: why_no_cuda_device() is empty.
+// Requires: `ordinal` is less than cuda_device_count().
 SLUICE_EXPORT std::string describe_cuda_device(int ordinal = 0);
 
 // Fails with:

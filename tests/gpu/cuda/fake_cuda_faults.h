@@ -37,6 +37,11 @@ FakeCudaFaultReport disarm_fake_cuda_fault();
 // there is no driver.
 void set_fake_cuda_driver(int version);
 
+// Sets the compute capability of every GPU, such as 75 for 7.5. If `capability` is 0, as at first,
+// the GPUs have the lowest capability that this build has code for. Returns whether this build has
+// no code for `capability`. The result is false if the build does not know its architectures.
+bool set_fake_cuda_capability(int capability);
+
 // Returns the stream that replaces the default stream. At first, this stream is null. As long as
 // this stream is null, a use of the default stream ends the program.
 std::atomic<void*>& fake_cuda_default_stream();

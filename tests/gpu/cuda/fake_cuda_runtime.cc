@@ -18,6 +18,7 @@
 #include <sluice/error.h>
 #include <sluice/host_device.h>
 #include <sluice/units.h>
+#include "gpu/cuda/cuda_architectures.h"
 #include "tests/gpu/cuda/fake_cuda_faults.h"
 #include "tests/gpu/cuda/fake_cuda_log.h"
 #include "tests/gpu/cuda/fake_cuda_state.h"
@@ -45,6 +46,19 @@ std::function<void()> at_gpu_change() {
   return runtime().at_gpu_change;
 }
 
+std::atomic<int> chosen_capability = 0;
+
+bool has_code_for(int capability) {
+  return runs_on_capability(compiled_cuda_architectures(), capability / 10, capability % 10);
+}
+
+int compute_capability() {
+  int capability = chosen_capability;
+  for (int tried = 50; capability == 0; ++tried)
+    if (has_code_for(tried)) capability = tried;
+  return capability;
+}
+
 void load(int gpu, const char* name) {
   const char* const mode = std::getenv("CUDA_MODULE_LOADING");
   const bool is_eager = mode != nullptr && mode == std::string_view("EAGER");
@@ -58,6 +72,11 @@ void load(int gpu, const char* name) {
 void fail_fake_cuda(FakeCudaFailure failure) {
   runtime().refuses_callbacks = failure.status != 0 && failure.refuses_callbacks;
   runtime().failed = failure.status;
+}
+
+bool set_fake_cuda_capability(int capability) {
+  chosen_capability = capability;
+  return capability != 0 && !has_code_for(capability);
 }
 
 void refuse_next_fake_cuda_callback() {
@@ -153,7 +172,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device < 0 || device >= kFakeCudaGpus) return answer(cudaErrorInvalidDevice);
   if (const int fault = fake_cuda_fault_of(__func__); fault != 0) return answer(fault);
   std::strcpy(properties->name, "fake GPU");
-  properties->major = 9;
+  properties->major = compute_capability() / 10;
+  properties->minor = compute_capability() % 10;
   properties->totalGlobalMem = kFakeCudaMemoryBytes;
   return cudaSuccess;
 }

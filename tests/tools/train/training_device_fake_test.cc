@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/cuda/fake_cuda_faults.h"
 #include "tests/tools/train/small_gpt.h"
 #include "tools/commands/doctor_command.h"
 
@@ -73,6 +74,55 @@ TEST(TrainingDeviceWithAGpu, TheHostThatWasAskedForIsNoSurprise) {
     EXPECT_EQ(device.unused_gpu(), "");
     EXPECT_EQ(device.description(), "the host");
   }
+}
+
+class WithAGpuWithoutCode : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!test::set_fake_cuda_capability(35))
+      GTEST_SKIP() << "the build does not know for which GPUs";
+  }
+  ~WithAGpuWithoutCode() override { test::set_fake_cuda_capability(0); }
+};
+
+constexpr const char* kNoCode = "and fake GPU has compute capability 3.5";
+
+TEST_F(WithAGpuWithoutCode, AutoComputesOnTheHostAndSaysWhy) {
+  TrainConfig config = test::small_train_config("/tmp", DType::kFp32);
+  config.device = DeviceChoice::kAuto;
+  EXPECT_TRUE(computes_on_host(config));
+  const ComputeDevice device(config);
+  EXPECT_TRUE(device.is_host());
+  EXPECT_NE(device.description().find(kNoCode), std::string::npos) << device.description();
+  EXPECT_EQ(device.unused_gpu().find("a GPU is here and is not used (fake GPU"), 0u)
+      << device.unused_gpu();
+  EXPECT_NE(device.unused_gpu().find(kNoCode), std::string::npos) << device.unused_gpu();
+}
+
+TEST_F(WithAGpuWithoutCode, CudaIsRefusedWithTheReason) {
+  TrainConfig config = test::small_train_config("/tmp", DType::kFp32);
+  config.device = DeviceChoice::kCuda;
+  try {
+    const ComputeDevice device(config);
+    ADD_FAILURE() << "there is no code for it";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_NE(text.find(kNoCode), std::string::npos) << text;
+    EXPECT_NE(text.find("-DSLUICE_CUDA_ARCHITECTURES=35-real"), std::string::npos) << text;
+  }
+}
+
+TEST_F(WithAGpuWithoutCode, DoctorWarnsAndNamesTheBuild) {
+  const std::vector<Finding> findings = examine({.paths = {}});
+  const auto cuda = std::ranges::find(findings, "CUDA", &Finding::subject);
+  ASSERT_NE(cuda, findings.end());
+  EXPECT_EQ(cuda->health, Health::kWarn);
+  EXPECT_TRUE(
+      cuda->text.ends_with(std::string(kNoCode) + ": run.device \"auto\" computes on the host"))
+      << cuda->text;
+  EXPECT_EQ(cuda->remedy, "build with -DSLUICE_CUDA_ARCHITECTURES=35-real");
+  EXPECT_EQ(std::ranges::find(findings, "NCCL", &Finding::subject), findings.end());
 }
 
 // The versions are those of tests/gpu/ranks/nccl_limits_test.cc.

@@ -71,7 +71,7 @@ ComputeDevice::ComputeDevice(const TrainConfig& config, const GpuChoice& choice)
     table_row_ = gpt::table_row(config.matmul, matmul);
     missed_gain_ = gpt::missed_gain(config.matmul, matmul, parameters);
     description_ = config.device == DeviceChoice::kHost ? "the host" : "the host (" + why + ")";
-    if (config.device == DeviceChoice::kAuto && why_no_cuda_device(choice.ordinal).empty())
+    if (config.device == DeviceChoice::kAuto && choice.ordinal < cuda_device_count())
       unused_gpu_ = fmt::format(
           "a GPU is here and is not used ({}): {}; run.device \"host\" asks for that, \"cuda\" "
           "refuses it",
