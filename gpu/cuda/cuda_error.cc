@@ -30,8 +30,12 @@ Advice advice_for(cudaError_t status) {
           "\"host\""};
     case cudaErrorInvalidDevice:
       return {ErrorCode::kUnsupported, "nvidia-smi -L lists the GPUs, counted from 0"};
+    case cudaErrorInvalidDeviceFunction:
     case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidPtx:
     case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled:
       return {ErrorCode::kUnsupported,
               "this build has no code for this GPU; build with its SLUICE_CUDA_ARCHITECTURES"};
     case cudaErrorIllegalAddress:

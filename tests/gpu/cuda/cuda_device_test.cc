@@ -143,7 +143,6 @@ TEST(CudaError, NamesCallPlaceErrorAndRemedy) {
   for (const char* part : {"status at ", "cuda_device_test.cc:", "cudaErrorMemoryAllocation (2)",
                            "out of memory", "lower memory.device"})
     EXPECT_TRUE(contains(refused, part)) << part << " is missing in: " << refused;
-  EXPECT_TRUE(contains(text_of(cudaErrorNoKernelImageForDevice), "SLUICE_CUDA_ARCHITECTURES"));
   EXPECT_TRUE(contains(text_of(cudaErrorIllegalAddress), "compute-sanitizer"));
   EXPECT_TRUE(contains(text_of(cudaErrorInsufficientDriver), "run.device"));
 }
@@ -155,8 +154,17 @@ TEST(CudaError, CodesTellTheMachineFromTheBudget) {
   EXPECT_EQ(code_of(cudaErrorMemoryAllocation), ErrorCode::kOutOfMemory);
   EXPECT_EQ(code_of(cudaErrorInsufficientDriver), ErrorCode::kUnsupported);
   EXPECT_EQ(code_of(cudaErrorNoDevice), ErrorCode::kUnsupported);
-  EXPECT_EQ(code_of(cudaErrorNoKernelImageForDevice), ErrorCode::kUnsupported);
   EXPECT_EQ(code_of(cudaErrorLaunchFailure), ErrorCode::kInternal);
+}
+
+TEST(CudaError, CodeThatTheBuildOrTheDriverDoesNotHaveIsUnsupported) {
+  for (const cudaError_t status : {cudaErrorInvalidDeviceFunction, cudaErrorNoKernelImageForDevice,
+                                   cudaErrorInvalidPtx, cudaErrorUnsupportedPtxVersion,
+                                   cudaErrorJitCompilerNotFound, cudaErrorJitCompilationDisabled}) {
+    const Error error = cuda_error(static_cast<int>(status), "call", "file", 1);
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+    EXPECT_TRUE(contains(error.what(), "build with its SLUICE_CUDA_ARCHITECTURES")) << error.what();
+  }
 }
 
 TEST(CudaDeviceWithoutGpu, IsRefusedWithTheReason) {
