@@ -10,6 +10,7 @@
 #include <ctime>
 
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/print.h"
 #include "tools/cli/temporary_file.h"
 
 namespace sluice {
@@ -29,6 +30,7 @@ static_assert(std::atomic<const char*>::is_always_lock_free);
 
 void answer(const char* text) {
   if (is_silent.load()) return;
+  end_open_line();
   // A text that cannot be written has no reader.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, std::strlen(text));
 }

@@ -15,6 +15,8 @@ namespace {
 
 std::atomic<int> failure{0};
 std::atomic<bool> says_beside{false};  // on standard error, beside data on standard output
+std::atomic<int> open_descriptor{-1};  // of the open line; -1 = none
+static_assert(std::atomic<int>::is_always_lock_free);
 
 std::FILE* said_stream() noexcept {
   return says_beside.load() ? stderr : stdout;
@@ -47,6 +49,7 @@ int said_descriptor() noexcept {
 }
 
 void say_text(std::string_view text) noexcept {
+  end_open_line();
   if (failure.load() != 0) return;
   errno = 0;
   if (std::fwrite(text.data(), 1, text.size(), said_stream()) != text.size()) note_failure(errno);
@@ -59,7 +62,23 @@ void say_fitted(std::string_view text) {
 }
 
 void warn_text(std::string_view text) noexcept {
+  end_open_line();
   (void)std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+void show_open_line(int descriptor, std::string_view line) noexcept {
+  open_descriptor = -1;  // replaced, not ended
+  const auto print = descriptor == said_descriptor() ? say_text : warn_text;
+  for (const std::string_view part : {std::string_view("\r"), line, std::string_view("\x1b[K")})
+    print(part);
+  flush_said();
+  if (!line.empty()) open_descriptor = descriptor;
+}
+
+void end_open_line() noexcept {
+  const int descriptor = open_descriptor.exchange(-1);
+  // The shown line has been flushed. A terminal that nothing reads is not waited for.
+  if (descriptor >= 0 && takes_output(descriptor)) (void)!::write(descriptor, "\n", 1);
 }
 
 void flush_said() noexcept {

@@ -3,7 +3,8 @@
 // run therefore continues without the log. Text that cannot be printed is lost. If text for
 // standard output is lost, one line on standard error reports the loss. On a terminal, `say` breaks
 // lines that are too long for the terminal. `say_text` prints its text unchanged, which is needed
-// for JSON.
+// for JSON. If a line is open (show_open_line), every other function that prints ends the open line
+// first.
 //
 // Thread rule: any thread.
 #pragma once
@@ -50,6 +51,13 @@ void warn(fmt::format_string<Arguments...> format, Arguments&&... arguments) noe
     // No memory is left for the text. The text is lost, and the run continues.
   }
 }
+
+// Prints `line` at once on `descriptor`, which is a terminal. The line stays open: the next open
+// line replaces it. The line must fit the terminal's width. If `line` is empty, the open line is
+// removed.
+void show_open_line(int descriptor, std::string_view line) noexcept;
+// Ends the open line, if there is one. May be called in a signal handler.
+void end_open_line() noexcept;
 
 // Flushes the text that say() has printed so far.
 void flush_said() noexcept;

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "base/utf8.h"
 #include "tools/cli/print.h"
 
 namespace sluice {
@@ -103,6 +104,29 @@ std::string fitted(std::string_view text, std::size_t columns) {
   return result;
 }
 
+std::string_view first_columns(std::string_view line, std::size_t columns) {
+  std::size_t end = 0;
+  while (end < line.size()) {
+    const std::size_t unseen = unseen_bytes(line, end);
+    if (unseen == 0 && columns-- == 0) break;
+    end += std::max<std::size_t>(unseen, 1);
+  }
+  return line.substr(0, end);
+}
+
+std::string plain_text(std::string_view text) {
+  std::string plain;
+  while (!text.empty()) {
+    const Utf8Character letter = first_utf8(text);
+    const char32_t code = letter.code.value_or(0);
+    const bool is_plain =
+        code == '\n' || code == '\t' || (code >= 0x20 && code < 0x7f) || code >= 0xa0;
+    plain += is_plain ? text.substr(0, letter.size_bytes) : "\xef\xbf\xbd";
+    text.remove_prefix(letter.size_bytes);
+  }
+  return plain;
+}
+
 Progress::Progress(std::string what, bool is_quiet) : what_(std::move(what)) {
   if (is_quiet || !is_terminal(STDERR_FILENO)) return;
   try {
@@ -132,13 +156,11 @@ void Progress::run() {
   do {
     const auto elapsed =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - begin_);
-    std::string line =
+    const std::string line =
         fmt::format("{} ... {}m{:02}s", what_, elapsed.count() / 60, elapsed.count() % 60);
-    line.resize(std::min(line.size(), terminal_columns(STDERR_FILENO) - 1));
-    flush_said();
-    warn("\r\x1b[K{}", line);
+    show_open_line(STDERR_FILENO, first_columns(line, terminal_columns(STDERR_FILENO) - 1));
   } while (!ended_.wait_for(lock, kTick, [this] { return is_ending_; }));
-  warn("\r\x1b[K");
+  show_open_line(STDERR_FILENO, "");
 }
 
 }  // namespace sluice

@@ -34,6 +34,14 @@ std::string coloured(int descriptor, Colour colour, std::string_view text);
 // broken, the rest of the line goes under the last column, so that the table stays readable.
 std::string fitted(std::string_view text, std::size_t columns);
 
+// Returns the beginning of `line` that is `columns` letters wide. Letters and escape sequences stay
+// whole.
+std::string_view first_columns(std::string_view line, std::size_t columns);
+
+// Returns `text` without bytes that would change a terminal: U+FFFD stands in place of each control
+// character except line feeds and tabs, and of each byte that is no UTF-8.
+std::string plain_text(std::string_view text);
+
 // Shows the progress of one piece of work. After two seconds, a line on standard error shows the
 // name of the work and the time since the work began. If standard error is not a terminal, no line
 // is shown. The destructor removes the line.

@@ -201,7 +201,7 @@ class TrainRun {
       checkpoints_.step_ended(engine_, ++steps_ended_);
       record_.interrupted = is_to_end();
     }
-    progress.finish();
+    end_open_line();
     record_.limits = limits_.limits();
   }
 

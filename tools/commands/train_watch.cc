@@ -101,7 +101,9 @@ void TrainWatch::tell(const StepRecord& record, bool is_logged) {
   if (!is_quiet_ && record.validation_loss)
     say("step {:>5}: validation loss {:.4f} nats per token\n", record.step,
         *record.validation_loss);
-  if (!is_quiet_ && !text.empty()) say("step {:>5}: sample: {}\n", record.step, text);
+  if (!is_quiet_ && !text.empty())
+    say("step {:>5}: sample: {}\n", record.step,
+        is_terminal(said_descriptor()) ? plain_text(text) : text);
   flush_said();
   if (evaluates_after(record.step)) publisher_.enter(RunPhase::kTraining, record.step);
   if (!events_.is_wanted()) return;

@@ -140,6 +140,22 @@ class Interrupt(CliCase):
                 pass
         self.assertEqual(process.wait(timeout=RUN_TIMEOUT_S), 130)
 
+    def test_the_answer_has_a_line_of_its_own(self):
+        main, terminal = pty.openpty()
+        self.addCleanup(os.close, main)
+        process = subprocess.Popen(self.command("train", self.write_config(STEADY)), cwd=self.folder, env=self.environment(), stdout=terminal,
+                                   stderr=terminal)
+        self.addCleanup(process.kill)
+        os.close(terminal)
+        seen = b""
+        with contextlib.suppress(OSError):  # its end
+            while piece := os.read(main, 4096):
+                seen += piece
+                if b"] 2/" in seen and process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(timeout=RUN_TIMEOUT_S), 130)
+        self.assertIn(b"\r\n" + ANSWER.strip(), seen)
+
     def test_kill(self):
         process = self.start()
         self.assertEqual(os.listdir(self.path("storage")), [], "storage files have no names")

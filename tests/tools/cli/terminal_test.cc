@@ -54,6 +54,21 @@ TEST(Fitted, EndsOnAnyWidth) {
   }
 }
 
+TEST(FirstColumns, LettersStayWhole) {
+  EXPECT_EQ(first_columns("\xc3\xa4\xc3\xb6\xc3\xbc", 2), "\xc3\xa4\xc3\xb6");
+  EXPECT_EQ(first_columns("\x1b[32mok\x1b[0m", 1), "\x1b[32mo");
+  EXPECT_EQ(first_columns("abc", 0), "");
+  EXPECT_EQ(first_columns("abc", 9), "abc");
+}
+
+TEST(PlainText, ChangesNoTerminal) {
+  EXPECT_EQ(plain_text("a\tb\n\xc3\xa4\xc2\xa0~"), "a\tb\n\xc3\xa4\xc2\xa0~");
+  const std::string mark = "\xef\xbf\xbd";
+  EXPECT_EQ(plain_text("\x1b[31m\a\r"), mark + "[31m" + mark + mark);
+  EXPECT_EQ(plain_text("\x7f\xc2\x9b\x9b\xe2\x82"), mark + mark + mark + mark + mark);
+  EXPECT_EQ(plain_text(std::string_view("\0", 1)), mark);
+}
+
 // Descriptors that are no terminal: what a file gets has no escape sequences.
 TEST(Coloured, LeavesFilesPlain) {
   EXPECT_EQ(coloured(-1, Colour::kBad, "text"), "text");
@@ -96,7 +111,7 @@ TEST(Progress, SaysWhatTakesLongAndGoes) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2200));
   }
   const std::string shown = terminal.shown();
-  EXPECT_EQ(shown.substr(0, 4 + 19), "\r\x1b[Kcounting all of the") << "one column is left free";
+  EXPECT_EQ(shown.substr(0, 1 + 19), "\rcounting all of the") << "one column is left free";
   EXPECT_TRUE(shown.ends_with("\r\x1b[K"));
 }
 

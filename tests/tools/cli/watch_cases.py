@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import random
+import re
 import struct
 import subprocess
 
@@ -99,6 +100,15 @@ class Watch(CliCase):
         said = self.run_sluice("generate", "--model", "model", "--prompt", "in the", "--tokens", 40, "--seed", 7).stdout
         self.assertIn("step     4: sample: " + said, printed)
         self.assertEqual(printed.count("sample:"), 1)
+
+    def test_lines_on_a_terminal_begin_behind_the_bar(self):
+        seen = self.on_terminal(200, "train", self.write_config(STEADY), "--steps", 4, "--validate-every", 1, "--sample-every", 2,
+                                "--sample-prompt", "a\x1b[31m\a", "--sample-tokens", 5)
+        for line, count in (("validation loss", 4), ("sample: a", 2)):
+            before = re.findall(r"(.)step +\d: " + line, seen, re.DOTALL)
+            self.assertEqual(before, ["\n"] * count, seen)
+        self.assertIn("sample: a\ufffd[31m\ufffd", seen)
+        self.assertNotIn("\x1b[31m", seen)
 
     def test_samples_speak_the_tokenizer(self):
         self.write_tokenizer()

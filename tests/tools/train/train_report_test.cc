@@ -44,5 +44,18 @@ TEST(TimeReport, AShareAboveOneHundredPercentIsCalledNoise) {
   EXPECT_TRUE(is_noise(report_of(0.19, 0.09)));
 }
 
+TEST(BarLine, NarrowTerminalsHaveTheFigures) {
+  StepRecord record;
+  record.step = 12;
+  record.loss = 2.5;
+  EXPECT_EQ(bar_line(record, 1000, 60, 200).substr(0, 36), "[........................] 12/1000  ");
+  EXPECT_EQ(bar_line(record, 1000, 60, 79).substr(0, 27), "[........................] ");
+  for (const std::size_t columns : {49u, 39u, 19u}) {
+    const std::string line = bar_line(record, 1000, 60, columns);
+    EXPECT_EQ(line.find("12/1000  "), 0u) << line;
+    EXPECT_LE(line.size(), columns);
+  }
+}
+
 }  // namespace
 }  // namespace sluice

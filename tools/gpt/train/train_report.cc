@@ -18,6 +18,7 @@ namespace sluice {
 namespace {
 
 constexpr int kBarWidth = 24;
+constexpr std::size_t kBarColumnsLeast = 50;  // a narrower terminal has figures alone
 
 // null when the limits are not known.
 nlohmann::ordered_json percent_of(const RunRecord& run, StepCost StepLimits::*limit,
@@ -260,8 +261,27 @@ std::string pool_table(const Engine& engine, const Config& config, std::uint64_t
   return table;
 }
 
+std::string bar_line(const StepRecord& record, std::uint64_t steps, double left_s,
+                     std::size_t columns) {
+  std::string line;
+  if (columns >= kBarColumnsLeast) {
+    const auto filled = static_cast<int>(kBarWidth * record.step / steps);
+    line = fmt::format("[{:#<{}}{:.<{}}] ", "", filled, "", kBarWidth - filled);
+  }
+  // The important part stands first.
+  line += fmt::format("{}/{}  {} left  loss {:.4f}  {}  {:.3f} s/step  r {} w {}  waits {:.3f} s",
+                      record.step, steps, duration_text(left_s), record.loss, speed_text(record, 0),
+                      record.time_s, format_bytes(record.nvme_read_bytes),
+                      format_bytes(record.nvme_write_bytes),
+                      static_cast<double>(record.times.exposed_ns()) * 1e-9);
+  if (line.size() <= columns) return line;
+  const std::size_t whole = line.rfind("  ", columns);  // fields are whole, where one fits
+  line.resize(whole == std::string::npos ? columns : whole);
+  return line;
+}
+
 ProgressDisplay::ProgressDisplay(std::uint64_t steps, bool quiet)
-    : steps_(steps), quiet_(quiet), is_terminal_(is_terminal(STDOUT_FILENO)) {}
+    : steps_(steps), quiet_(quiet), is_terminal_(is_terminal(said_descriptor())) {}
 
 void ProgressDisplay::show(const StepRecord& record) {
   if (quiet_) return;
@@ -282,31 +302,13 @@ void ProgressDisplay::show(const StepRecord& record) {
 void ProgressDisplay::show_bar(const StepRecord& record) {
   if (!first_)
     first_ = record.step - 1;  // after a resume, the steps before took no time of this run
-  const double done = static_cast<double>(record.step) / static_cast<double>(steps_);
-  const double left = static_cast<double>(steps_ - record.step);
-  const auto filled = static_cast<int>(done * kBarWidth);
+  if (!takes_output(said_descriptor())) return;
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
-  std::string line = fmt::format(
-      "[{:#<{}}{:.<{}}] {}/{}  {} left  loss {:.4f}  {}  {:.3f} s/step  r {} w {}  waits {:.3f} s",
-      "", filled, "", kBarWidth - filled, record.step, steps_,
-      duration_text(elapsed.count() * left / static_cast<double>(record.step - *first_)),
-      record.loss, speed_text(record, 0), record.time_s, format_bytes(record.nvme_read_bytes),
-      format_bytes(record.nvme_write_bytes), static_cast<double>(record.times.exposed_ns()) * 1e-9);
-  // A line that wraps could not be replaced by the next one. The important part stands first.
-  const std::size_t columns = terminal_columns(STDOUT_FILENO) - 1;
-  if (line.size() > columns) {
-    const std::size_t whole = line.rfind("  ", columns);  // fields are whole, where one fits
-    line.resize(whole == std::string::npos ? columns : whole);
-  }
-  if (!takes_output(STDOUT_FILENO)) return;
-  say_text(fmt::format("\r{}\x1b[K", line));
-  flush_said();
-  bar_is_open_ = true;
-}
-
-void ProgressDisplay::finish() {
-  if (bar_is_open_ && takes_output(STDOUT_FILENO)) say("\n");
-  bar_is_open_ = false;
+  const double left_s = elapsed.count() * static_cast<double>(steps_ - record.step) /
+                        static_cast<double>(record.step - *first_);
+  // A line that wraps could not be replaced by the next one.
+  const int descriptor = said_descriptor();
+  show_open_line(descriptor, bar_line(record, steps_, left_s, terminal_columns(descriptor) - 1));
 }
 
 void write_json(OutputFile& output, const RunRecord& run) {

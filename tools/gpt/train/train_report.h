@@ -84,14 +84,17 @@ std::string time_report(const RunRecord& run);
 // there was no validation.
 std::string validation_report(const RunRecord& run);
 
+// Returns the line of a progress bar after the step `record` of `steps` steps, in at most `columns`
+// columns. A narrow terminal gets the figures alone. `left_s` is the time that is left.
+std::string bar_line(const StepRecord& record, std::uint64_t steps, double left_s,
+                     std::size_t columns);
+
 // Shows one line for each step. On a terminal, the class shows a bar instead, and redraws the bar
 // after every step.
 class ProgressDisplay {
  public:
   ProgressDisplay(std::uint64_t steps, bool quiet);
   void show(const StepRecord& record);
-  // Ends the bar's line, so that further output starts on a new line.
-  void finish();
 
  private:
   void show_bar(const StepRecord& record);
@@ -100,7 +103,6 @@ class ProgressDisplay {
   bool quiet_;
   bool is_terminal_;
   std::optional<std::uint64_t> first_;  // the steps before the first shown step
-  bool bar_is_open_ = false;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
