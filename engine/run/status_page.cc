@@ -52,11 +52,15 @@ std::int64_t unix_now_ns() {
       .count();
 }
 
-[[noreturn]] void fail_page(const char* what, const std::string& path, int error) {
+[[noreturn]] void fail_page(const char* what, const std::string& path, const std::string& why) {
   throw Error(ErrorCode::kIo,
               fmt::format("cannot {} the status page \"{}\": {}; set run.status to \"off\" to do "
                           "without",
-                          what, path, errno_text(error)));
+                          what, path, why));
+}
+
+[[noreturn]] void fail_page(const char* what, const std::string& path, int error) {
+  fail_page(what, path, errno_text(error));
 }
 
 // A consistent copy, or why there is none.
@@ -113,22 +117,33 @@ bool is_page_name(const std::string& name) {
   return parsed.ec == std::errc{} && parsed.ptr == name.data() + name.size();
 }
 
-FoundPage look_at(const std::string& folder, const std::string& name) {
+// Whether the path names the open file, which another process may have removed or replaced.
+bool is_at(int file, const std::string& path) {
+  struct stat own {};
+  struct stat named {};
+  return ::fstat(file, &own) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         own.st_dev == named.st_dev && own.st_ino == named.st_ino;
+}
+
+// Nothing, if the page's process has removed it meanwhile.
+std::optional<FoundPage> look_at(const std::string& folder, const std::string& name) {
   FoundPage page;
   page.name = name;
   const std::string path = folder + "/" + name;
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!file) {
+    if (errno == ENOENT) return std::nullopt;
     page.problem = errno == ELOOP ? "is a symbolic link" : errno_text(errno);
     return page;
   }
   // A writer that lives holds the lock.
   page.is_alive = ::flock(file.get(), LOCK_SH | LOCK_NB) != 0;
+  if (!page.is_alive && !is_at(file.get(), path)) return std::nullopt;
   page.problem = read_status(file.get(), page);
-  // Removed under the lock, so that it is no new process's; and only what is certainly a page.
+  // Only what is certainly a page.
   const bool is_own_page = page.status.has_value() || page.problem.starts_with("is torn") ||
                            page.problem.starts_with("is damaged");
-  if (!page.is_alive && is_own_page) ::unlink(path.c_str());
+  if (!page.is_alive && is_own_page && is_at(file.get(), path)) ::unlink(path.c_str());
   return page;
 }
 
@@ -157,6 +172,12 @@ StatusPage::StatusPage(const std::string& folder)
   path_ = fmt::format("{}/{}", folder, owner_);
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
     fail_page("make the folder of", path_, errno);
+  // A process of another container or namespace may have the same number.
+  const UniqueFd other(::open(path_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (other && ::flock(other.get(), LOCK_SH | LOCK_NB) != 0)
+    fail_page("make", path_,
+              "a live process of this number has it, such as one in another container; give each "
+              "container an XDG_RUNTIME_DIR of its own");
   // Locked and filled before it gets its name, so that no reader takes it for a dead process's.
   const std::string temporary = path_ + ".new";
   ::unlink(temporary.c_str());
@@ -197,7 +218,7 @@ StatusPage::StatusPage(const std::string& folder)
 
 StatusPage::~StatusPage() {
   if (memory_ == nullptr || ::getpid() != owner_) return;  // a child has no mapping
-  ::unlink(path_.c_str());
+  if (is_at(file_.get(), path_)) ::unlink(path_.c_str());
   ::munmap(memory_, kStatusPageBytes);
 }
 
@@ -225,13 +246,21 @@ std::string status_folder() {
 std::vector<FoundPage> read_status_pages(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
     if (is_page_name(name)) names.push_back(name);
   }
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw Error(ErrorCode::kIo,
+                fmt::format("cannot read the status pages in \"{}\": {}; if the folder is another "
+                            "user's, set XDG_RUNTIME_DIR to one of your own",
+                            folder, errno_text(error.value())));
   std::ranges::sort(names, {}, [](const std::string& name) { return std::stoul(name); });
   std::vector<FoundPage> pages;
-  for (const std::string& name : names) pages.push_back(look_at(folder, name));
+  for (const std::string& name : names) {
+    if (std::optional<FoundPage> page = look_at(folder, name)) pages.push_back(*std::move(page));
+  }
   return pages;
 }
 

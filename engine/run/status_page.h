@@ -108,7 +108,8 @@ class StatusPage {
  public:
   // The constructor makes the page. If the folder is missing, the constructor makes the folder,
   // too. If a dead process with the same process number has left a page, the constructor removes
-  // that page. If `folder` is empty, there is no page, and the functions below do nothing.
+  // that page. A live process with the same process number, such as one in another container, keeps
+  // its page. If `folder` is empty, there is no page, and the functions below do nothing.
   // Fails with kIo. The message names the file. After a failure, there is no page.
   explicit StatusPage(const std::string& folder);
   // Removes the page.
@@ -141,7 +142,9 @@ struct FoundPage {
 
 // All pages in `folder`, sorted by process number. A page of a dead process is removed after one
 // read. The function does not touch three kinds of files: files that are not pages, files of other
-// users, and pages of other versions.
+// users, and pages of other versions. A page that its process removes meanwhile is left out. A
+// missing folder has no pages.
+// Fails with kIo: the folder cannot be read.
 std::vector<FoundPage> read_status_pages(const std::string& folder);
 
 }  // namespace sluice

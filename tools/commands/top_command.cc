@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,7 @@ namespace sluice {
 namespace {
 
 constexpr int kRefreshMs = 1000;
+constexpr std::size_t kEndedShown = 3;
 constexpr std::size_t kRows = 24;  // where the terminal does not tell
 
 std::int64_t now_unix_ns() {
@@ -39,15 +41,22 @@ std::size_t terminal_rows() {
   return is_known ? size.ws_row : kRows;
 }
 
-// The lines that the terminal has room for, each cut to its width.
+// The lines that the terminal has room for, each cut to its width. The last one says how many lines
+// are left out.
 std::string screen_of(std::string_view text) {
   const std::size_t columns = terminal_columns(STDOUT_FILENO);
   std::string screen = "\x1b[H\x1b[2J";
-  for (std::size_t row = 1; row < terminal_rows() && !text.empty(); ++row) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    screen.append(text.substr(0, std::min(end, columns)));
-    screen += "\n";
-    text.remove_prefix(std::min(end + 1, text.size()));
+  const std::size_t rows = std::max<std::size_t>(terminal_rows(), 2) - 1;
+  const auto lines = static_cast<std::size_t>(std::ranges::count(text, '\n'));
+  for (std::size_t shown = 0; shown < lines; ++shown) {
+    if (shown + 1 == rows && lines > rows) {
+      const std::string rest =
+          fmt::format("... and {} more lines; --once shows all", lines - shown);
+      return screen.append(first_columns(rest, columns)) + "\n";
+    }
+    const std::size_t end = text.find('\n');
+    screen.append(first_columns(text.substr(0, end), columns)) += "\n";
+    text.remove_prefix(end + 1);
   }
   return screen;
 }
@@ -55,7 +64,7 @@ std::string screen_of(std::string_view text) {
 void watch(const std::string& folder) {
   catch_interrupts();
   defer_interrupts("\n");
-  std::string ended;  // of processes that went while this was looking: their pages are gone
+  std::deque<FoundPage> ended;  // while this was looking, the newest first: their pages are gone
   while (!interrupted() && said_failure() == 0) {
     const std::vector<FoundPage> pages = read_status_pages(folder);
     std::vector<FoundPage> alive;
@@ -63,10 +72,13 @@ void watch(const std::string& folder) {
       if (page.is_alive || !page.status)
         alive.push_back(page);
       else
-        ended += status_view({&page, 1}, now_unix_ns());
+        ended.push_front(page);
     }
-    const std::string view = status_view(alive, now_unix_ns());
-    say_text(screen_of("sluice top, Ctrl-C ends\n" + (view.empty() ? "no run\n" : view) + ended));
+    if (ended.size() > kEndedShown) ended.resize(kEndedShown);
+    std::string text = "sluice top, Ctrl-C ends\n";
+    for (const FoundPage& page : ended) text += status_view({&page, 1}, now_unix_ns());
+    text += alive.empty() ? "no run\n" : status_view(alive, now_unix_ns());
+    say_text(screen_of(text));
     flush_said();
     (void)::poll(nullptr, 0, kRefreshMs);  // a signal ends it
   }

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include <sluice/error.h>
 #include "engine/run/status_page.h"
 #include "tools/cli/interrupt.h"
 #include "tools/cli/local_server.h"
@@ -33,8 +34,12 @@ class RunsReader {
 
   std::string json() {
     std::vector<FoundPage> shown;
-    for (FoundPage& page : read_status_pages(folder_))
-      (page.is_alive || !page.status ? shown : ended_).push_back(std::move(page));
+    try {
+      for (FoundPage& page : read_status_pages(folder_))
+        (page.is_alive || !page.status ? shown : ended_).push_back(std::move(page));
+    } catch (const Error& error) {
+      shown.push_back({.name = folder_, .problem = error.what(), .status = {}});
+    }
     if (ended_.size() > kEndedMax)
       ended_.erase(ended_.begin(), ended_.end() - static_cast<std::ptrdiff_t>(kEndedMax));
     shown.insert(shown.end(), ended_.begin(), ended_.end());

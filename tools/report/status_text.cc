@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/units.h>
+#include "base/utf8.h"
 #include "tools/report/step_log.h"
 
 namespace sluice {
@@ -183,7 +184,7 @@ Json run_json(const RunStatus& status, std::int64_t now_unix_ns) {
 // As Prometheus writes it between quotes.
 std::string label_value(std::string_view text) {
   std::string value;
-  for (const char c : text) {
+  for (const char c : valid_utf8(text)) {
     if (c == '\\' || c == '"') value += '\\';
     value += c;
   }

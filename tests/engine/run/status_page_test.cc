@@ -219,6 +219,64 @@ TEST_F(StatusPageTest, ReplacesADeadOneOfItsNumber) {
   EXPECT_TRUE(found().status);
 }
 
+// In another process namespace, a process may have the same number.
+TEST_F(StatusPageTest, OfALiveProcessIsLeftToIt) {
+  StatusPage page(folder_);
+  RunStatus status{};
+  status.step = 5;
+  page.write(status);
+  try {
+    const StatusPage other(folder_);
+    ADD_FAILURE() << "the page was replaced";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("a live process of this number has it"),
+              std::string::npos)
+        << error.what();
+  }
+  ASSERT_TRUE(found().status);
+  EXPECT_EQ(found().status->step, 5u);
+}
+
+TEST_F(StatusPageTest, AnotherProcesssPageIsNotRemoved) {
+  {
+    const StatusPage page(folder_);
+    std::ofstream(folder_ + "/other") << "another process's page";
+    std::filesystem::rename(folder_ + "/other", own_path());
+  }
+  EXPECT_TRUE(std::filesystem::exists(own_path()));
+}
+
+TEST_F(StatusPageTest, OfAProcessThatEndsIsNoKilledOnes) {
+  std::atomic<bool> is_ended{false};
+  std::thread writer([&] {
+    while (!is_ended) StatusPage{folder_}.write({});
+  });
+  int seen = 0;
+  for (int i = 0; i < 300000 && seen < 1000; ++i) {
+    for (const FoundPage& page : read_status_pages(folder_)) {
+      ++seen;
+      EXPECT_TRUE(page.is_alive) << page.problem;
+      EXPECT_EQ(page.problem, "");
+    }
+  }
+  is_ended = true;
+  writer.join();
+  EXPECT_GT(seen, 0);
+}
+
+TEST_F(StatusPageTest, AFolderThatCannotBeReadIsNamed) {
+  std::ofstream(folder_) << "text";
+  try {
+    (void)read_status_pages(folder_);
+    ADD_FAILURE() << "a file was read as a folder";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what())
+                  .find("cannot read the status pages in \"" + folder_ + "\": Not a directory"),
+              0u)
+        << error.what();
+  }
+}
+
 TEST_F(StatusPageTest, WithoutAFolderIsNone) {
   StatusPage page("");
   EXPECT_FALSE(page.is_there());

@@ -161,6 +161,9 @@ class Top(StatusPages, CliCase):
         done = self.run_sluice("train", self.write_config(), "--steps", 1)
         self.assertIn("cannot make the folder of the status page", done.stdout)
         self.assertIn('set run.status to "off"', done.stdout)
+        for form in ("--once", "--json", "--prometheus"):
+            self.assertRegex(self.run_sluice("top", form, expect=1).stderr,
+                             'cannot read the status pages in ".*": Not a directory; .* set XDG_RUNTIME_DIR to one of your own')
 
     def wait_for_rows(self, name):
         end = time.monotonic() + RUN_TIMEOUT_S
@@ -198,15 +201,27 @@ class Top(StatusPages, CliCase):
             self.assertLessEqual(max(map(len, rows)), columns)
             self.assertLess(len(rows), 25)
 
-    def watch(self, columns):
-        """The terminal's contents when `top` has been ended by Ctrl-C after its first screen."""
+    def test_what_a_terminal_has_no_room_for_is_said(self):
+        first, second = self.start(), self.start()
+        for process in (first, second):
+            while str(process.pid) not in self.pages():
+                time.sleep(0.01)
+        second.kill()
+        second.wait(RUN_TIMEOUT_S)
+        rows = self.watch(60, 4, "more lines").split("\x1b[H\x1b[2J")[1].split("\r\n")
+        self.assertRegex(rows[1], rf"^process {second.pid} is gone: killed or crashed behind step ")
+        self.assertRegex(rows[2], r"^\.\.\. and \d+ more lines; --once shows all$")
+        self.assertEqual(rows[3:], [""])
+
+    def watch(self, columns, lines=24, until="device"):
+        """The terminal's contents when `top` has been ended by Ctrl-C after its first screen. It exits with 0 then."""
         script = f"""import os, pty, sys, fcntl, termios, struct, signal
 pid, main = pty.fork()
 if pid == 0:
-    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, {columns}, 0, 0))
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", {lines}, {columns}, 0, 0))
     os.execv(sys.argv[1], ["sluice", "top"])
 seen = b""
-while b"device" not in seen:
+while b"{until}" not in seen:
     seen += os.read(main, 4096)
 os.kill(pid, signal.SIGINT)
 status = os.waitpid(pid, 0)[1]
@@ -265,6 +280,15 @@ class TopOnWeb(StatusPages, CliCase):
         self.assertEqual(self.pages(), [])
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.wait(RUN_TIMEOUT_S), 0)
+
+    def test_a_folder_that_cannot_be_read_is_a_problem(self):
+        open(self.path("runtime", "sluice"), "w", encoding="ascii").close()
+        _, address = self.serve()
+        told = json.loads(self.fetch(urllib.parse.urlsplit(address)._replace(path="/runs").geturl())[1])
+        self.assertEqual((told["runs"], told["ended"]), ([], []))
+        problem, = told["problems"]
+        self.assertEqual(problem["page"], self.path("runtime", "sluice"))
+        self.assertIn("Not a directory", problem["problem"])
 
     def test_only_who_has_the_token_reads_it(self):
         other, _ = self.serve()

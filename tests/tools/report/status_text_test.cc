@@ -58,6 +58,12 @@ std::vector<FoundPage> two_drives() {
   return {page};
 }
 
+TEST(StatusText, PrometheusGetsUtf8) {
+  std::vector<FoundPage> pages = two_drives();
+  pages[0].status->drives[0] = drive_of("/dr\xe4ive", 1, 0);
+  EXPECT_NE(status_prometheus(pages, 0).find("drive=\"/dr\xef\xbf\xbdive\","), std::string::npos);
+}
+
 TEST(StatusText, HasEachDrivesRate) {
   const std::string text = status_view(two_drives(), 0);
   EXPECT_NE(text.find("  storage: read 2.79 GiB, 6.00 GB/s; written 954 MiB, 2.00 GB/s\n"
