@@ -1,7 +1,5 @@
 #include "tools/gpt/train/train_report.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 
