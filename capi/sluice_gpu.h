@@ -19,8 +19,7 @@ extern "C" {
 #endif
 
 // Gives the reason why the GPU with the number `gpu` cannot be used. The text is empty if the GPU
-// can be used. One reason is that Sluice has been compiled for other compute capabilities than this
-// GPU's. The text is valid until the thread's next call of this function.
+// can be used. The text is valid until the thread's next call of this function.
 sluice_status sluice_why_no_gpu(int32_t gpu, const char** why);
 
 // The struct describes one of several GPUs that train one model together. Each GPU has a process or

@@ -16,6 +16,10 @@ std::string why_no_cuda_device(int) {
   return "this build has no CUDA (SLUICE_CUDA)";
 }
 
+std::string why_no_cuda_code(int ordinal) {
+  return why_no_cuda_device(ordinal);
+}
+
 std::string describe_cuda_device(int ordinal) {
   throw Error(ErrorCode::kUnsupported, why_no_cuda_device(ordinal));
 }

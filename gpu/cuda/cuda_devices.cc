@@ -29,7 +29,7 @@ std::string why_driver_is_insufficient() {
       text_of(version), CUDART_VERSION / 1000);
 }
 
-// Empty if this build has code for the GPU. Makes no context.
+// Makes no context.
 std::string why_no_code(int ordinal) {
   cudaDeviceProp found{};
   if (const cudaError_t status = cudaGetDeviceProperties(&found, ordinal); status != cudaSuccess)
@@ -61,7 +61,12 @@ std::string why_no_cuda_device(int ordinal) {
   }
   if (ordinal < 0 || ordinal >= count)
     return fmt::format("there is no GPU {}: the driver lists {}", ordinal, count);
-  return why_no_code(ordinal);
+  return "";
+}
+
+std::string why_no_cuda_code(int ordinal) {
+  const std::string why = why_no_cuda_device(ordinal);
+  return why.empty() ? why_no_code(ordinal) : why;
 }
 
 std::string describe_cuda_device(int ordinal) {

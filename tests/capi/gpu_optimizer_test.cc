@@ -99,13 +99,13 @@ TEST_F(CApiGpu, WorkOnTheStreamComesBeforeTheUpdate) {
   EXPECT_GT(values(parameter_).back(), 1.0f) << "a negative gradient raises the parameter";
 }
 
-TEST_F(CApiGpu, AGpuThatTheBuildHasNoCodeForIsRefused) {
+// An optimizer of fp32 parameters needs copies alone.
+TEST_F(CApiGpu, AGpuThatTheBuildHasNoCodeForTakesCopies) {
   if (!set_fake_cuda_capability(35)) GTEST_SKIP() << "the build does not know for which GPUs";
   const char* why = nullptr;
   EXPECT_EQ(sluice_why_no_gpu(0, &why), SLUICE_OK);
-  EXPECT_NE(std::string(why).find("fake GPU has compute capability 3.5"), std::string::npos) << why;
-  EXPECT_EQ(make(true), SLUICE_UNSUPPORTED);
-  EXPECT_STREQ(sluice_last_error(), why);
+  EXPECT_STREQ(why, "");
+  EXPECT_EQ(make(true), SLUICE_OK) << sluice_last_error();
   set_fake_cuda_capability(0);
 }
 

@@ -288,7 +288,7 @@ Finding look_at_huge_pages() {
 
 Finding look_at_cuda() {
   Finding finding{.subject = "CUDA", .text = "", .remedy = ""};
-  if (const std::string why = why_no_cuda_device(); !why.empty()) {
+  if (const std::string why = why_no_cuda_code(); !why.empty()) {
     const bool is_listed = cuda_device_count() > 0;
     const std::size_t end = is_listed ? std::min(why.find("; "), why.size()) : why.size();
     finding.text = why.substr(0, end) + ": run.device \"auto\" computes on the host";
@@ -366,7 +366,7 @@ std::vector<Finding> examine(const DoctorOptions& options) {
        std::array{look_at_memory(), look_at_cores(), look_at_links(options), look_at_huge_pages(),
                   look_at_cuda(), look_at_cuda_variables(), look_at_mpi(options.mpi_library)})
     findings.push_back(std::move(finding));
-  if (why_no_cuda_device().empty()) findings.push_back(look_at_nccl(options.nccl_library));
+  if (why_no_cuda_code().empty()) findings.push_back(look_at_nccl(options.nccl_library));
   return findings;
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceMathTest,
                          testing::Values(MathMachineFactory{
-                             "cuda", [] { return why_no_cuda_device(); },
+                             "cuda", [] { return why_no_cuda_code(); },
                              [] {
                                auto device = make_cuda_device({.memory_bytes = 64_MiB});
                                auto math = make_cuda_math(*device);

@@ -21,7 +21,7 @@ class CudaProduct : public testing::TestWithParam<DType> {
   static constexpr std::uint64_t kElements = 1 << 16;
 
   void SetUp() override {
-    if (const std::string why = why_no_cuda_device(); !why.empty()) GTEST_SKIP() << why;
+    if (const std::string why = why_no_cuda_code(); !why.empty()) GTEST_SKIP() << why;
     if (const std::string why = CublasLt::why_not(); !why.empty()) GTEST_SKIP() << why;
     const CounterRandom random(11, "products");
     for (std::uint64_t i = 0; i < kElements; ++i) {

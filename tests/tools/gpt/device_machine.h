@@ -39,7 +39,7 @@ inline DeviceMachineFactory host_machine() {
 // The kernels are either the library's kernels or plain kernels.
 inline DeviceMachineFactory cuda_machine(ProductKernels products) {
   return {products == ProductKernels::kFast ? "cuda" : "cuda_plain",
-          [] { return why_no_cuda_device(); },
+          [] { return why_no_cuda_code(); },
           [products](DType type, DType gradient_type) {
             auto device = make_cuda_device({.memory_bytes = 1_GiB});
             auto ops = make_cuda_ops(*device, type, gradient_type, products);

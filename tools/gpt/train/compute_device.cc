@@ -33,7 +33,7 @@ std::string why_not_on_gpu(const TrainConfig& config) {
 
 // Why no GPU of this machine does.
 std::string why_no_gpu(const TrainConfig& config, int ordinal) {
-  const std::string why = why_no_cuda_device(ordinal);
+  const std::string why = why_no_cuda_code(ordinal);
   return why.empty() ? why_not_on_gpu(config) : why;
 }
 
