@@ -72,9 +72,9 @@ class SLUICE_EXPORT CudaDevice : public Device {
 SLUICE_EXPORT int cuda_device_count();
 // Returns the reason why GPU `ordinal` cannot be used. The result is empty if the GPU can be used.
 SLUICE_EXPORT std::string why_no_cuda_device(int ordinal = 0);
-// Returns the reason why Sluice's kernels do not run on GPU `ordinal`. One reason is that Sluice has
-// been compiled for other compute capabilities. Copies work on such a GPU. The result is empty if
-// the kernels run.
+// Returns the reason why Sluice's kernels do not run on GPU `ordinal`. One reason is that Sluice
+// has been compiled for other compute capabilities. Copies work on such a GPU. The result is empty
+// if the kernels run.
 SLUICE_EXPORT std::string why_no_cuda_code(int ordinal = 0);
 // Returns a text such as "NVIDIA H200, compute capability 9.0, 139.8 GiB".
 // Requires: `ordinal` is less than cuda_device_count().
