@@ -67,12 +67,19 @@ void warn_text(std::string_view text) noexcept {
 }
 
 void show_open_line(int descriptor, std::string_view line) noexcept {
-  open_descriptor = -1;  // replaced, not ended
-  const auto print = descriptor == said_descriptor() ? say_text : warn_text;
+  const bool is_said = descriptor == said_descriptor();
+  if (is_said && failure.load() != 0) return;
+  // A signal may come at any time: before the line is there its handler ends one too many, and
+  // ends this one behind it.
+  open_descriptor = descriptor;
+  std::FILE* stream = is_said ? said_stream() : stderr;
+  errno = 0;
+  bool is_printed = true;
   for (const std::string_view part : {std::string_view("\r"), line, std::string_view("\x1b[K")})
-    print(part);
+    is_printed = std::fwrite(part.data(), 1, part.size(), stream) == part.size() && is_printed;
+  if (is_said && !is_printed) note_failure(errno);
   flush_said();
-  if (!line.empty()) open_descriptor = descriptor;
+  open_descriptor = line.empty() ? -1 : descriptor;
 }
 
 void end_open_line() noexcept {

@@ -147,11 +147,12 @@ class Interrupt(CliCase):
                                    stderr=terminal)
         self.addCleanup(process.kill)
         os.close(terminal)
-        seen = b""
+        seen, is_told = b"", False
         with contextlib.suppress(OSError):  # its end
             while piece := os.read(main, 4096):
                 seen += piece
-                if b"] 2/" in seen and process.poll() is None:
+                if b"] 2/" in seen and not is_told:  # a second signal would end it at once
+                    is_told = True
                     process.send_signal(signal.SIGINT)
         self.assertEqual(process.wait(timeout=RUN_TIMEOUT_S), 130)
         self.assertIn(b"\r\n" + ANSWER.strip(), seen)
