@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "base/memory_file.h"
+#include "tests/support/holds_in_child.h"
 #include "tests/support/paused_child.h"
 
 namespace sluice::test {
@@ -26,16 +27,6 @@ ProcessFd opened() {
 
 bool is_open(int descriptor) {
   return ::fcntl(descriptor, F_GETFD) != -1;
-}
-
-// Runs `holds` in a child. Returns its result.
-template <class Check>
-bool holds_in_child(const Check& holds) {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(holds() ? 0 : 1);
-  int state = 0;
-  ::waitpid(child, &state, 0);
-  return WIFEXITED(state) && WEXITSTATUS(state) == 0;
 }
 
 TEST(ProcessFd, ClosesOnceAndMoves) {

@@ -18,6 +18,7 @@
 
 #include <sluice/error.h>
 #include "tests/support/file_text.h"
+#include "tests/support/holds_in_child.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice {
@@ -98,20 +99,10 @@ TEST(Trace, RefusesNumbersThatCannotBe) {
   EXPECT_FALSE(trace_enabled());
 }
 
-// Runs `holds` in a process of its own. Returns its result.
-template <class Check>
-bool holds_in_child(const Check& holds) {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(holds() ? 0 : 1);
-  int state = 0;
-  ::waitpid(child, &state, 0);
-  return WIFEXITED(state) && WEXITSTATUS(state) == 0;
-}
-
 // Runs `holds` in a process that can reserve `room_bytes` more than now. Returns its result.
 template <class Check>
 bool holds_within(std::uint64_t room_bytes, const Check& holds) {
-  return holds_in_child([&] {
+  return test::holds_in_child([&] {
     std::uint64_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
     const rlimit limit{.rlim_cur = pages * 4096 + room_bytes, .rlim_max = RLIM_INFINITY};
@@ -161,7 +152,7 @@ TEST(Trace, EndsEarlyWhenTheReaderOfAPipeHasGone) {
   const test::TempDirectory directory;
   const std::string path = directory.file("pipe");
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
-  EXPECT_TRUE(holds_in_child([&] {
+  EXPECT_TRUE(test::holds_in_child([&] {
     ::signal(SIGPIPE, SIG_DFL);
     const int reader = ::open(path.c_str(), O_RDONLY | O_NONBLOCK);
     trace_start({.file = path});
@@ -178,7 +169,7 @@ TEST(Trace, EndsEarlyWhenTheReaderOfAPipeHasGone) {
 
 TEST(Trace, AsksForMoreOpenFilesWhereNoneIsLeft) {
   const test::TempDirectory directory;
-  EXPECT_TRUE(holds_in_child([&] {
+  EXPECT_TRUE(test::holds_in_child([&] {
     const rlimit limit{.rlim_cur = 0, .rlim_max = 0};
     ::setrlimit(RLIMIT_NOFILE, &limit);
     try {
