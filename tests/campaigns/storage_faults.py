@@ -14,8 +14,10 @@ of the call's share of all. Faults of single transfers of an io_uring would need
 is not used here.
 """
 
+import errno
 import hashlib
 import json
+import mmap
 import os
 import random
 import shutil
@@ -227,24 +229,43 @@ def read_bytes_of(process):
 
 
 def change_file(path, generator, reference, what):
-    """Writes into the scratch file, in the place of one of its blocks."""
+    """Writes into the scratch file, in the place of one of its blocks.
+
+    Past the page cache, as the run itself: where a page of the cache is dirty when a direct write of the run ends,
+    the kernel keeps both and has fsync fail with EIO (Linux, mm/filemap.c, dio_warn_stale_pagecache).
+    """
     places = sorted({(offset, length) for kind, offset, length in reference.transfers if kind == "w"})
     offset, length = generator.choice(places)
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = open_direct(path)
     try:
+        if what == "copy":
+            with mmap.mmap(-1, length) as bytes_of:
+                os.preadv(descriptor, [bytes_of], generator.choice(places)[0])
+                os.pwritev(descriptor, [bytes_of], offset)
+            return
         at = offset + generator.randrange(length)
-        if what in ("bit", "byte"):
-            old = os.pread(descriptor, 1, at)
-            os.pwrite(descriptor, bytes([old[0] ^ (1 << generator.randrange(8) if what == "bit" else 0x5A)]), at)
-        elif what in ("sector", "zero_page"):
-            size = 512 if what == "sector" else 4096
-            os.pwrite(descriptor, generator.randbytes(size) if what == "sector" else bytes(size), at // size * size)
-        else:
-            source = generator.choice(places)[0]
-            os.pwrite(descriptor, os.pread(descriptor, length, source), offset)
-        os.fsync(descriptor)
+        page = at // mmap.PAGESIZE * mmap.PAGESIZE
+        with mmap.mmap(-1, mmap.PAGESIZE) as bytes_of:
+            os.preadv(descriptor, [bytes_of], page)
+            if what in ("bit", "byte"):
+                bytes_of[at - page] ^= 1 << generator.randrange(8) if what == "bit" else 0x5A
+            else:
+                size = 512 if what == "sector" else mmap.PAGESIZE
+                start = (at - page) // size * size
+                bytes_of[start:start + size] = generator.randbytes(size) if what == "sector" else bytes(size)
+            os.pwritev(descriptor, [bytes_of], page)
     finally:
         os.close(descriptor)
+
+
+def open_direct(path):
+    """A descriptor with O_DIRECT, or without where the file system has none (tmpfs)."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, os.O_RDWR)
 
 
 def write_beside_uring(case, reference):
