@@ -12,6 +12,7 @@ import time
 MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
 PATIENCE_S = 120  # beyond every deadline of a run: more is a hang
+LAUNCHER_S = 10  # that a launcher may take behind the end of its last rank
 
 
 def read_bytes(path):
@@ -32,16 +33,23 @@ def shared_files():
 
 
 class MpiRun:
-    """`mpirun -n RANKS COMMAND` in a folder. `output` holds what all of it has said when wait() has returned True."""
+    """`mpirun -n RANKS COMMAND` in a folder. `output` holds what all of it has said when wait() has returned.
+
+    `is_launcher_stuck` tells of a run whose ranks have all ended, and mpirun had to be killed. Open MPI 4.1.4 over PMIx 4.2.2
+    (Debian 12) waits without end in PMIx_server_finalize in one run of seven or so in which a rank was stopped within MPI_Init.
+    """
 
     def __init__(self, mpirun, ranks, command, folder, environment=None):
         self.mark = f"SLUICE_RUN_MARK={folder}".encode()
         self.before = shared_files()
-        self.log = open(os.path.join(folder, "output.txt"), "w+b")  # a pipe would be held open by who is stopped
-        self.process = subprocess.Popen([mpirun, "-n", str(ranks), *command], cwd=folder, stdin=subprocess.DEVNULL,
-                                        stdout=self.log, stderr=subprocess.STDOUT,
-                                        env={**os.environ, **MPI_ENVIRONMENT, "SLUICE_RUN_MARK": folder, **(environment or {})})
+        self.log = os.path.join(folder, "output.txt")
+        with open(self.log, "wb") as log:  # a pipe would be held open by who is stopped
+            self.process = subprocess.Popen([mpirun, "-n", str(ranks), *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=log,
+                                            stderr=subprocess.STDOUT,
+                                            env={**os.environ, **MPI_ENVIRONMENT, "SLUICE_RUN_MARK": folder, **(environment or {})})
         self.output = ""
+        self.has_begun = False  # a rank has been seen
+        self.is_launcher_stuck = False
 
     def processes(self):
         """{process: rank, or None for mpirun and its like} of those that live."""
@@ -51,23 +59,32 @@ class MpiRun:
             if self.mark in words and int(process) != os.getpid():
                 rank = [word for word in words if word.startswith(b"OMPI_COMM_WORLD_RANK=")]
                 found[int(process)] = int(rank[0].split(b"=")[1]) if rank else None
+        self.has_begun = self.has_begun or any(rank is not None for rank in found.values())
         return found
+
+    def ranks(self):
+        """The ranks that live."""
+        return set(self.processes().values()) - {None}
 
     def process_of(self, rank):
         """The process of a rank, or None when it has not begun or has ended."""
         return next((process for process, other in self.processes().items() if other == rank), None)
 
     def wait(self, patience_s=PATIENCE_S):
-        """Whether it has ended by itself. Else all of it is ended here."""
-        try:
-            self.process.wait(patience_s)
-            ended = True
-        except subprocess.TimeoutExpired:
-            ended = False
-            self.kill()
-            self.process.wait()
-        self.log.seek(0)
-        self.output = self.log.read().decode("utf-8", "replace")
+        """Whether all ranks have ended by themselves. Those that live are ended here, the launcher too."""
+        deadline = time.monotonic() + patience_s
+        last_rank = time.monotonic()
+        ended = True
+        while self.process.poll() is None:
+            now = time.monotonic()
+            last_rank = now if self.ranks() or not self.has_begun else last_rank
+            self.is_launcher_stuck = now > last_rank + LAUNCHER_S
+            ended = now < deadline or self.is_launcher_stuck
+            if self.is_launcher_stuck or not ended:
+                self.kill()
+                self.process.wait()
+            time.sleep(0.1)
+        self.output = read_bytes(self.log).decode("utf-8", "replace")
         return ended
 
     def kill(self):

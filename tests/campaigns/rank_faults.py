@@ -150,7 +150,10 @@ def is_alone(run, victim):
     """Whether the other ranks have come to their end, and not because of the victim."""
     deadline = time.monotonic() + mpi_runs.PATIENCE_S
     while run.mpi.process.poll() is None and time.monotonic() < deadline:
-        if victim in run.mpi.processes().values() and set(run.mpi.processes().values()) <= {None, victim}:
+        ranks = run.mpi.ranks()
+        if not ranks:
+            return False
+        if ranks == {victim}:
             time.sleep(2)  # mpirun ends a run that has failed
             return run.mpi.process.poll() is None and run.mpi.process_of(victim) is not None
         time.sleep(0.2)
@@ -182,7 +185,7 @@ def outcome_of(run, number, victim, process):
         told = "mpirun: a process ended with status 137 before it had joined"
     if told is None or run.mpi.process.returncode == 0:
         return "silent", f"exit code {run.mpi.process.returncode}: {text[-300:]}"
-    return "named", told
+    return "named", told + ("; then mpirun itself did not end" if run.mpi.is_launcher_stuck else "")
 
 
 def make_case(case):
