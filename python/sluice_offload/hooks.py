@@ -458,11 +458,14 @@ class Walk:
         self._freed.look()
         if self._running:
             self._require_no_other(site)
-        for unit in site.units:
-            if not self._is_lent_backward(unit):
-                self._lend(unit, INFERENCE if self.active == INFERENCE else BACKWARD)
-                if self._places and unit.index in self.held:
-                    self.held[unit.index].left = self._places[(id(site), unit.index)]
+        if all(map(self._is_lent_backward, site.units)):
+            return
+        # All of them anew, since a new lease ends those that are too old: another module's lease on a shared unit may be one. In
+        # the order of the schedule that the engine expects, which is the reverse of forward's.
+        for unit in reversed(site.units):
+            self._lend(unit, INFERENCE if self.active == INFERENCE else BACKWARD)
+            if self._places and unit.index in self.held:
+                self.held[unit.index].left = self._places[(id(site), unit.index)]
 
     def _require_no_other(self, site: Site) -> None:
         """Raises where a module's forward has gradients computed through another module, whose lease would take away its own."""
@@ -554,8 +557,8 @@ class Walk:
         if last.task != -1:
             self._lend_backward(last.site)
             return
-        for unit in last.site.units:  # one that is lent anew may take away the next one
-            if not self.is_lent(unit.index):
+        if not all(self.is_lent(unit.index) for unit in last.site.units):
+            for unit in last.site.units:  # all anew, as in backward
                 self._lend(unit, self.active)
 
     def _warn_of_autocast(self) -> None:

@@ -123,7 +123,7 @@ def test_only_the_bytes_move(config):
         return read
 
     # Beside the same norms and adapters, fp32 weights take 16 KiB for each of at most 12 reads, codes and scales 4.
-    assert 10 * 12288 <= bytes_of(None) - bytes_of(torch.uint8) <= 12 * 12288
+    assert 9 * 12288 <= bytes_of(None) - bytes_of(torch.uint8) <= 12 * 12288
 
 
 def test_types_of_trained_and_frozen_parameters_differ(config):
@@ -214,7 +214,7 @@ def test_a_buffer_of_two_modules_is_saved_once_with_its_values(config, tmp_path)
     optimizer.close()
 
 
-def test_initialize_leaves_managed_buffers_alone(config):
+def test_initialize_leaves_buffers_alone(config):
     model = model_of("buffers")
     for block in model:
         block.register_buffer("own", torch.ones(3))
@@ -225,7 +225,7 @@ def test_initialize_leaves_managed_buffers_alone(config):
                                        "offload_optimizer": {"device": "nvme", "nvme_path": sections["storage"]["paths"][0]}},
                  "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
     engine, optimizer, *_ = sluice.initialize(model=model, config=deepspeed, units=[Adapted], buffers=["*.codes", "*.scales"])
-    assert model[1].own.dtype == torch.bfloat16 and model[1].base.scales.dtype == torch.float16
+    assert model[1].own.dtype == torch.float32 and model[1].base.scales.dtype == torch.float16
     found = model.state_dict()
     assert all(same_bits(found[name], values) for name, values in before.items())
     engine.destroy()

@@ -480,6 +480,57 @@ def test_a_module_in_two_units_is_one(config):
     optimizer.close()
 
 
+@pytest.mark.parametrize("storage", ["swap", "copy"])
+def test_modules_that_share_a_unit_may_follow_each_other(config, storage):
+    """Backward comes from one to the next, where the shared unit is lent already, and the next one's own is not."""
+    torch.manual_seed(0)
+    reference = tiny()
+    reference.blocks[1].norm = reference.blocks[2].norm = reference.blocks[0].norm
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=[Block], storage=storage)
+    assert_still_right((reference, model, adamw(reference, config), optimizer))
+    optimizer.close()
+
+
+class Base(nn.Module):
+    """Calls another module, which uses its frozen weight, between two uses of its trained one."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(16))
+        self.weight = nn.Parameter(torch.randn(16, 16) / 4, requires_grad=False)
+        self.others = []  # where torch does not look
+
+    def forward(self, x):
+        x = torch.tanh(x * self.scale)
+        return self.others[0]((x @ self.weight)) * self.scale
+
+
+def test_a_module_that_another_one_interrupts_keeps_all_its_units(config):
+    torch.manual_seed(0)
+    reference = nn.ModuleDict({"base": Base(), "user": nn.Linear(16, 16, bias=False), "three": nn.Linear(16, 16)})
+    reference.user.weight = reference.base.weight
+    reference.three.weight.requires_grad_(False)
+    reference.three.register_parameter("codes", nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False))
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=[nn.Linear])
+    theirs = torch.optim.AdamW([reference.base.scale, reference.three.bias], lr=1e-3, betas=(0.9, 0.999), weight_decay=0)
+    losses = []
+    for net, steps in ((reference, theirs), (model, optimizer)):
+        net.base.others = [net.user]
+        for step in range(3):
+            x = torch.randn(4, 16, generator=torch.Generator().manual_seed(step))
+            loss = net.three(net.base(x)).square().mean()
+            loss.backward()
+            if net is reference:
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            steps.step()
+            steps.zero_grad()
+            losses.append(loss.item())
+    assert worst(losses[3:], losses[:3]) <= 2e-6
+    optimizer.close()
+
+
 def test_a_forward_inside_of_gathered(pair):
     reference, model, _, _ = pair
     with sluice.gathered(model), torch.no_grad():
