@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
-#include <sluice/units.h>
 #include "base/utf8.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
@@ -18,7 +17,8 @@
 namespace sluice {
 namespace {
 
-// Enough for a loss that is good to about 0.02 nats, at the cost of a few steps.
+// At most, where a sequence has no more. Enough for a loss that is good to about 0.02 nats, at the
+// cost of a few steps.
 constexpr std::uint64_t kValidationTokens = 32 << 10;
 
 bool is_due(std::uint64_t step, std::uint64_t every) {
@@ -68,11 +68,9 @@ void TrainWatch::begin() {
 }
 
 const std::vector<TokenBatch>& TrainWatch::validation_batches() {
-  if (batches_.empty()) {
-    const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
+  if (batches_.empty())
     batches_ = dataset_.validation_batches(
-        static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens)));
-  }
+        std::max<std::uint64_t>(1, kValidationTokens / config_.model.context));
   return batches_;
 }
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <tuple>
 
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
@@ -82,8 +83,7 @@ TEST_F(DatasetTest, ReadsWordsWithAndWithoutHeader) {
       const Dataset dataset(config_);
       EXPECT_EQ(dataset.token_count(), 12u);
       EXPECT_EQ(dataset.training_tokens(), 6u);
-      EXPECT_EQ(dataset.validation_batches(1)[0].tokens,
-                (std::vector<std::uint32_t>{7, 8, 9, 10, 7, 8, 9, 10, 7, 8, 9, 10}));
+      EXPECT_EQ(dataset.validation_batches(1)[0].tokens, (std::vector<std::uint32_t>{7, 8, 9, 10}));
       std::set<std::uint32_t> seen;
       for (std::uint64_t step = 0; step < 20; ++step) {
         const TokenBatch batch = dataset.training_batch(step, 0);
@@ -206,7 +206,7 @@ TEST_F(DatasetTest, NeverTrainsOnTheValidationPart) {
   EXPECT_EQ(*trained.rbegin(), 179u);  // all of the part, nothing beyond it
   EXPECT_EQ(trained.size(), 179u);
   for (const TokenBatch& batch : dataset.validation_batches(32)) {
-    EXPECT_EQ(batch.tokens.size(), 12u);
+    EXPECT_EQ(batch.tokens.size(), batch.targets.size());
     for (const std::uint32_t token : batch.tokens) EXPECT_GE(token, 180u);
     for (const std::uint32_t target : batch.targets) EXPECT_LT(target, 200u);
   }
@@ -272,13 +272,38 @@ TEST_F(DatasetTest, SpreadsValidationOverThePart) {
   config_.validation_fraction = 0.5;
   write_counting(2002);  // 1,001 validation tokens: 250 sequences of four and a successor
   const Dataset dataset(config_);
-  const auto few = dataset.validation_batches(2);
+  const auto few = dataset.validation_batches(6);
   ASSERT_EQ(few.size(), 2u);
   // Six of 250 sequences: 0, 41, 83, 125, 166 and 208.
   constexpr std::uint32_t kSequences[] = {0, 41, 83, 125, 166, 208};
   for (std::size_t i = 0; i < 6; ++i)
     EXPECT_EQ(few[i / 3].tokens[i % 3 * 4], 1001 + 4 * kSequences[i]);
-  EXPECT_EQ(dataset.validation_batches(1000).size(), 83u);  // 249 of 250, three in a batch
+  const auto all = dataset.validation_batches(1000);
+  ASSERT_EQ(all.size(), 84u);  // 250, three in a batch
+  EXPECT_EQ(all.front().tokens.size(), 12u);
+  EXPECT_EQ(all.back().tokens.size(), 4u);
+}
+
+TEST_F(DatasetTest, ValidationHasTheSameSequencesWhateverTheBatch) {
+  config_.validation_fraction = 0.1;
+  write_counting(220);  // 22 validation tokens: 5 sequences of four and a successor
+  const auto all_of = [&](std::uint32_t sequences, std::uint64_t wanted) {
+    config_.sequences = sequences;
+    const Dataset dataset(config_);
+    const auto batches = dataset.validation_batches(wanted);
+    TokenBatch all;
+    for (const TokenBatch& batch : batches) {
+      all.tokens.insert(all.tokens.end(), batch.tokens.begin(), batch.tokens.end());
+      all.targets.insert(all.targets.end(), batch.targets.begin(), batch.targets.end());
+    }
+    return std::tuple(all.tokens, all.targets, dataset.bigram_cross_entropy(batches));
+  };
+  EXPECT_EQ(std::get<0>(all_of(1, 9)).size(), 5u * 4);
+  EXPECT_EQ(std::get<0>(all_of(1, 4)).size(), 4u * 4);
+  for (const std::uint32_t sequences : {2u, 3u, 4u, 5u, 7u, 64u}) {
+    EXPECT_EQ(all_of(sequences, 9), all_of(1, 9)) << sequences;
+    EXPECT_EQ(all_of(sequences, 4), all_of(1, 4)) << sequences;
+  }
 }
 
 TEST_F(DatasetTest, BigramCrossEntropyByHand) {

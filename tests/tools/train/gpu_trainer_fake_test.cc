@@ -55,7 +55,7 @@ TEST_F(GpuTrainerOverTheStandIn, NoStreamWaitsForTheHostInAStepOrAnEvaluation) {
   test::log_fake_cuda_calls(true);
   const double first = trainer.train_step(0).loss;
   const double second = trainer.train_step(1).loss;
-  const double validation = trainer.evaluate(dataset.validation_batches(2));
+  const double validation = trainer.evaluate(dataset.validation_batches(4));
   const std::vector<FakeCudaCall> calls = test::take_fake_cuda_calls();
   EXPECT_GT(count(calls, FakeCudaCall::Kind::kKernel), 0);
   EXPECT_GE(count(calls, FakeCudaCall::Kind::kCopyDown), 2 * 3 + 2) << "each loss comes down";

@@ -6,7 +6,9 @@
 #include <cerrno>
 #include <cmath>
 #include <fstream>
+#include <numeric>
 #include <optional>
+#include <vector>
 
 #include "base/trace/trace.h"
 #include "tests/support/fault_queue.h"
@@ -45,7 +47,7 @@ class TrainerTest : public testing::Test {
       HostTrainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
       for (std::uint64_t step = 0; step < 2; ++step) {
         (void)trainer.train_step(step);
-        (void)trainer.evaluate(dataset.validation_batches(2));
+        (void)trainer.evaluate(dataset.validation_batches(4));
       }
       return false;
     } catch (const Error& error) {
@@ -87,12 +89,36 @@ TEST_F(TrainerTest, LearnsWhatIsThere) {
   SmallGpt gpt(config_);
   gpt.engine().initialize(gpt.initial_values());
   HostTrainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
-  const auto batches = dataset.validation_batches(4);
+  const auto batches = dataset.validation_batches(8);
   const double before = trainer.evaluate(batches);
   EXPECT_NEAR(before, std::log(256.0), 0.5) << "an untrained model knows nothing";
   EXPECT_EQ(trainer.evaluate(batches), before) << "evaluation changes nothing";
   for (std::uint64_t step = 0; step < 60; ++step) (void)trainer.train_step(step);
   EXPECT_LT(trainer.evaluate(batches), 1.0);
+}
+
+// Batches of 1 give the mean by hand; others end with a batch that is not full, or have only that.
+TEST_F(TrainerTest, EverySequenceOfAValidationWeighsTheSame) {
+  write_varied_text();
+  config_.engine.precision = {.parameters = DType::kFp32, .gradients = DType::kFp32};
+  config_.validation_fraction = 0.0225;  // 45 of 2,000 tokens: five sequences of eight
+  const auto losses_of = [&](std::uint32_t sequences) {
+    config_.sequences = sequences;
+    const Dataset dataset(config_);
+    SmallGpt gpt(config_);
+    gpt.engine().initialize(gpt.initial_values());
+    HostTrainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
+    const auto batches = dataset.validation_batches(100);
+    std::vector<double> losses{trainer.evaluate(batches)};
+    for (const TokenBatch& batch : batches) losses.push_back(trainer.evaluate({&batch, 1}));
+    return losses;
+  };
+  const std::vector<double> alone = losses_of(1);
+  ASSERT_EQ(alone.size(), 1u + 5);
+  EXPECT_NEAR(alone[0], std::accumulate(alone.begin() + 1, alone.end(), 0.0) / 5, 1e-12);
+  EXPECT_GT(std::abs(alone[1] - alone[0]), 1e-4) << "they differ";
+  for (const std::uint32_t sequences : {2u, 3u, 4u, 5u, 7u, 64u})
+    EXPECT_NEAR(losses_of(sequences)[0], alone[0], 1e-6) << sequences;
 }
 
 // How often blocks were read for the uses of a step or an inference since the last call.
@@ -117,7 +143,7 @@ TEST_F(TrainerTest, AnEvaluationReadsTheParametersOnceForManyBatches) {
       SmallGpt gpt(config_);
       gpt.engine().initialize(gpt.initial_values());
       HostTrainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
-      const auto batches = dataset.validation_batches(6);
+      const auto batches = dataset.validation_batches(12);
       ASSERT_EQ(batches.size(), 6u);
       trace_enable(1 << 16);
       double sum = 0;
@@ -144,7 +170,7 @@ TEST_F(TrainerTest, AnEvaluationStopsWhenItIsAskedTo) {
   for (SmallGpt* each : {&untouched, &gpt}) each->engine().initialize(each->initial_values());
   HostTrainer plain(untouched.config(), dataset, untouched.engine(), untouched.device());
   HostTrainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
-  const auto batches = dataset.validation_batches(4);
+  const auto batches = dataset.validation_batches(8);
   std::atomic<int> questions = 0;
   int most = 0;
   const auto evaluate = [&] {

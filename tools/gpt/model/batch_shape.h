@@ -15,6 +15,10 @@ struct BatchShape {
   std::uint32_t sequence = 1;
 
   std::uint64_t rows() const { return std::uint64_t{batch} * sequence; }
+  // Whether `tokens` is the number of tokens of 1 to `batch` whole sequences.
+  bool takes(std::uint64_t tokens) const {
+    return tokens != 0 && tokens <= rows() && tokens % sequence == 0;
+  }
 };
 
 // Returns `config`.

@@ -58,13 +58,14 @@ std::uint64_t DeviceGpt::activation_bytes_of(const GptConfig& config, BatchShape
 DeviceGpt::Batch& DeviceGpt::start(Mode mode, std::span<const std::uint32_t> tokens,
                                    std::span<const std::uint32_t> targets, std::uint32_t batch) {
   SLUICE_CHECK(batch < batches_.size(), "one of the batches under way");
-  SLUICE_CHECK(tokens.size() == rows() && targets.size() == rows(),
-               "a micro-batch has batch * sequence tokens and as many targets");
+  SLUICE_CHECK(mode == Mode::kEvaluation ? shape_.takes(tokens.size()) : tokens.size() == rows(),
+               "a micro-batch has batch * sequence tokens, in an evaluation maybe fewer sequences");
+  SLUICE_CHECK(targets.size() == tokens.size(), "a target for each token");
   check_tokens(config_, tokens);
   check_tokens(config_, targets);
   inputs_.renew(batch);
   mode_ = mode;
-  return batches_[batch] = {.tokens = tokens, .targets = targets};
+  return batches_[batch] = {.tokens = tokens, .targets = targets, .rows = tokens.size()};
 }
 
 void DeviceGpt::start_evaluation(std::span<const std::uint32_t> tokens,
@@ -227,7 +228,7 @@ void DeviceGpt::logits_forward(const std::byte* table) {
                       .loss = arrays_.loss,
                       .gradient = mode_ == Mode::kTraining,
                       .gradient_scale = loss_scale_,
-                      .rows = rows(),
+                      .rows = batches_[batch_].rows,
                       .vocabulary = config_.vocabulary,
                       .stride = DeviceActivations::logits_stride(config_)},
                      stream_);

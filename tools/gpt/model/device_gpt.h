@@ -127,6 +127,9 @@ class DeviceGpt {
   struct Batch {
     std::span<const std::uint32_t> tokens;
     std::span<const std::uint32_t> targets;
+    // The rows that the loss counts. All other work has the rows of a whole micro-batch: fewer
+    // would need other plans of the matrix products, which warm_up() has not loaded.
+    std::uint64_t rows = 0;
     std::uint32_t forward_uses_done = 0;
     std::uint32_t backward_uses_done = 0;
   };

@@ -22,8 +22,8 @@ std::uint32_t* DeviceInputs::stage(std::span<const std::uint32_t> tokens,
                                    std::span<const std::uint32_t> targets) {
   device_.synchronize(uploaded_.id());
   auto* const inputs = reinterpret_cast<std::uint32_t*>(host_.data());
-  std::ranges::copy(tokens, inputs);
-  std::ranges::copy(targets, inputs + rows_);
+  std::fill(std::ranges::copy(tokens, inputs).out, inputs + rows_, 0u);
+  std::fill(std::ranges::copy(targets, inputs + rows_).out, inputs + 2 * rows_, 0u);
   return inputs;
 }
 

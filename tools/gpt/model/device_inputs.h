@@ -38,7 +38,8 @@ class DeviceInputs {
   void bring_for_training(std::uint32_t micro_batch, std::span<const std::uint32_t> tokens,
                           std::span<const std::uint32_t> targets, StreamId stream);
   // Copies the inputs of one evaluation batch to the device, unless the device already has these
-  // inputs. An evaluation uses the place of micro-batch 0.
+  // inputs. If there are fewer tokens than in a micro-batch, token 0 fills up the rest. An
+  // evaluation uses the place of micro-batch 0.
   void bring(std::uint32_t batch, std::span<const std::uint32_t> tokens,
              std::span<const std::uint32_t> targets, StreamId stream);
   // The caller gives the number `batch` to another batch. So the next bring() of this number copies

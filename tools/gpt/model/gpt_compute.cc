@@ -84,8 +84,11 @@ GptCompute::Batch& GptCompute::start(Mode mode, std::span<const std::uint32_t> t
     SLUICE_CHECK(!tokens.empty() && tokens.size() <= shape_.sequence,
                  "a prompt has between 1 and `sequence` tokens");
   } else {
-    SLUICE_CHECK(tokens.size() == shape_.rows() && targets.size() == tokens.size(),
-                 "a micro-batch has batch * sequence tokens and as many targets");
+    const bool is_evaluation = mode == Mode::kEvaluation;
+    SLUICE_CHECK(
+        is_evaluation ? shape_.takes(tokens.size()) : tokens.size() == shape_.rows(),
+        "a micro-batch has batch * sequence tokens, in an evaluation maybe fewer sequences");
+    SLUICE_CHECK(targets.size() == tokens.size(), "a target for each token");
   }
   check_tokens(config_, tokens);
   check_tokens(config_, targets);

@@ -97,12 +97,12 @@ class GptCompute {
                       std::uint32_t micro_batch = 0);
 
   // Begins an evaluation pass. loss() returns the loss after the pass. Tokens and targets have the
-  // form that start_training() takes. The call does not copy tokens and targets, so the caller must
-  // keep both in memory until the batch's last use. Several batches may be under way at the same
-  // time, and the uses of different batches may come in any order. A call of start_training() or
-  // start_generation() ends all batches of the evaluation.
-  // Requires: `tokens` and `targets` each have batch * sequence elements, and `batch` is below
-  // evaluation_batches().
+  // form that start_training() takes, but there may be fewer sequences. The call does not copy
+  // tokens and targets, so the caller must keep both in memory until the batch's last use. Several
+  // batches may be under way at the same time, and the uses of different batches may come in any
+  // order. A call of start_training() or start_generation() ends all batches of the evaluation.
+  // Requires: `tokens` has the elements of 1 to `batch` sequences of the shape, and `targets` as
+  // many. The number `batch` of this call is below evaluation_batches().
   // Fails with kInput if a token is beyond the vocabulary.
   void start_evaluation(std::span<const std::uint32_t> tokens,
                         std::span<const std::uint32_t> targets, std::uint32_t batch = 0);

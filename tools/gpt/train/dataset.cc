@@ -174,23 +174,14 @@ TokenBatch Dataset::training_batch(std::uint64_t step, std::uint32_t micro_batch
   return batch;
 }
 
-std::vector<TokenBatch> Dataset::validation_batches(std::uint32_t count) const {
+std::vector<TokenBatch> Dataset::validation_batches(std::uint64_t sequences) const {
   const std::uint64_t context = config_.model.context;
   const std::uint64_t sequences_there = (validation_tokens() - 1) / context;
-  // Whole batches, so that every sequence weighs the same in the mean.
-  std::uint64_t wanted = std::min(sequences_there, std::uint64_t{count} * config_.sequences);
-  if (wanted > config_.sequences) wanted -= wanted % config_.sequences;
+  const std::uint64_t wanted = std::min(sequences_there, sequences);
   std::vector<TokenBatch> batches;
   for (std::uint64_t i = 0; i < wanted; ++i) {
-    // A single batch is filled up with its own sequences again when the part is too short.
     if (i % config_.sequences == 0) batches.emplace_back();
     append_sequence(training_tokens_ + i * sequences_there / wanted * context, batches.back());
-  }
-  TokenBatch& last = batches.back();
-  const std::uint64_t whole = std::uint64_t{config_.sequences} * context;
-  for (std::uint64_t i = 0; last.tokens.size() < whole; ++i) {
-    last.tokens.push_back(last.tokens[i]);
-    last.targets.push_back(last.targets[i]);
   }
   return batches;
 }

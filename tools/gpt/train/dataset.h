@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// One micro-batch. A micro-batch has sequences x context tokens. The target of a token is the next
-// token of the text.
+// One micro-batch. A micro-batch has sequences x context tokens. A batch for validation may have
+// fewer sequences. The target of a token is the next token of the text.
 struct TokenBatch {
   std::vector<std::uint32_t> tokens;
   std::vector<std::uint32_t> targets;
@@ -50,9 +50,11 @@ class Dataset {
   // Fails with kInput if the file has become shorter since the constructor read it.
   TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
 
-  // Returns `count` batches, spread evenly over the validation part. If the validation part is too
-  // short for `count` batches, the result has fewer batches.
-  std::vector<TokenBatch> validation_batches(std::uint32_t count) const;
+  // Returns batches of `sequences` different sequences, spread evenly over the validation part. If
+  // the validation part is too short for them, the result has all sequences that are there. Which
+  // ones does not depend on the size of a batch; the last batch may have fewer than the others.
+  // Requires: `sequences` is not 0.
+  std::vector<TokenBatch> validation_batches(std::uint64_t sequences) const;
 
   // The mean cross-entropy of `batches` under a bigram model, in nats per token. The bigram model
   // counts the pairs of tokens in the training part, with add-one smoothing. A model that has

@@ -108,16 +108,14 @@ TrainedStep GpuTrainer::train_step(std::uint64_t step_number) {
 std::optional<double> GpuTrainer::evaluate_until(const StopRequest& stop,
                                                  std::span<const TokenBatch> batches) {
   const auto forward = [&](const Lease& lease, std::uint32_t use, std::span<const TokenBatch> group,
-                           double&) {
+                           std::vector<double>&) {
     for (std::uint32_t i = 0; i < group.size() && !stop.is_asked(); ++i) {
       if (use == 0) gpt_.start_evaluation(group[i].tokens, group[i].targets, i);
       gpt_.forward(use, parameters_of(lease, model_), stream_.id(), {.micro_batch = i});
       if (use + 1 == gpt_.use_count()) gpt_.keep_loss(stream_.id());
     }
   };
-  const auto settle = [&](double& loss) {
-    for (const double kept : gpt_.take_losses(stream_.id())) loss += kept;
-  };
+  const auto settle = [&](std::vector<double>& losses) { losses = gpt_.take_losses(stream_.id()); };
   gpt_.drop_losses();
   return mean_loss({.engine = engine_,
                     .device = device_,

@@ -123,9 +123,9 @@ TrainedStep HostTrainer::train_step(std::uint64_t step_number) {
 std::optional<double> HostTrainer::evaluate_until(const StopRequest& stop,
                                                   std::span<const TokenBatch> batches) {
   const auto forward = [&](const Lease& lease, std::uint32_t use, std::span<const TokenBatch> group,
-                           double& loss) {
+                           std::vector<double>& losses) {
     device_.launch(stream_.id(), [this, &stop, use, parameters = parameters_of(lease), group,
-                                  &loss] { evaluate_use(stop, use, parameters, group, loss); });
+                                  &losses] { evaluate_use(stop, use, parameters, group, losses); });
   };
   return mean_loss({engine_, device_, stream_, model_.forward_order, compute_.evaluation_batches()},
                    stop, batches, forward);
@@ -134,11 +134,11 @@ std::optional<double> HostTrainer::evaluate_until(const StopRequest& stop,
 // On the stream. The time of a whole group would be long after a request to stop.
 void HostTrainer::evaluate_use(const StopRequest& stop, std::uint32_t use,
                                const ParameterList& parameters, std::span<const TokenBatch> group,
-                               double& loss) {
+                               std::vector<double>& losses) {
   for (std::uint32_t i = 0; i < group.size() && !stop.is_asked(); ++i) {
     if (use == 0) compute_.start_evaluation(group[i].tokens, group[i].targets, i);
     compute_.forward(use, parameters, {.micro_batch = i});
-    if (use + 1 == compute_.use_count()) loss += compute_.loss();
+    if (use + 1 == compute_.use_count()) losses.push_back(compute_.loss());
   }
 }
 

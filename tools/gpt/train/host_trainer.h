@@ -60,7 +60,7 @@ class HostTrainer final : public Trainer {
   void backward(Step& step, const Use& use);
   // Computes one use of a unit for the batches in `group`.
   void evaluate_use(const StopRequest& stop, std::uint32_t use, const ParameterList& parameters,
-                    std::span<const TokenBatch> group, double& loss);
+                    std::span<const TokenBatch> group, std::vector<double>& losses);
   // `forward_use` is the use's place in forward order.
   template <class Walk>
   HeldBoundaries boundaries_of(Walk& walk, std::uint32_t forward_use, std::uint32_t micro_batch,

@@ -3,18 +3,38 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <vector>
 
+#include <sluice/error.h>
 #include "tools/gpt/train/stream_guard.h"
 
 namespace sluice {
+namespace {
+
+// The mean over all tokens. A batch as large as the first weighs 1, so that the mean of batches of
+// one size has no other rounding than a sum and a division.
+double mean_of(std::span<const double> losses, std::span<const TokenBatch> batches) {
+  SLUICE_CHECK(losses.size() == batches.size(), "each batch has a loss");
+  const auto whole = static_cast<double>(batches.front().tokens.size());
+  double sum = 0;
+  double weights = 0;
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    const double weight = static_cast<double>(batches[i].tokens.size()) / whole;
+    sum += weight * losses[i];
+    weights += weight;
+  }
+  return sum / weights;
+}
+
+}  // namespace
 
 std::optional<double> Trainer::mean_loss(const Evaluation& evaluation, const StopRequest& stop,
                                          std::span<const TokenBatch> batches,
                                          const ForwardGroup& forward) {
+  const std::span<const TokenBatch> all = batches;
   Device& device = evaluation.device;
   const Stream& stream = evaluation.stream;
-  const auto batch_count = static_cast<double>(batches.size());
-  double loss = 0;
+  std::vector<double> losses;
   const std::array<Event, 2> computed{Event(device), Event(device)};
   std::size_t uses = 0;
   const StreamGuard guard(device, stream);
@@ -30,16 +50,16 @@ std::optional<double> Trainer::mean_loss(const Evaluation& evaluation, const Sto
       if (stop.is_agreed()) return std::nullopt;
       {
         const Lease lease = inference.acquire(evaluation.forward_order[use], stream);
-        forward(lease, use, group, loss);
+        forward(lease, use, group, losses);
       }
       device.record(event, stream.id());
     }
     batches = batches.subspan(group.size());
   }
   device.synchronize(stream.id());
-  if (evaluation.settle) evaluation.settle(loss);
+  if (evaluation.settle) evaluation.settle(losses);
   if (stop.is_agreed()) return std::nullopt;  // computation may have left something out
-  return loss / batch_count;
+  return mean_of(losses, all);
 }
 
 }  // namespace sluice

@@ -23,6 +23,7 @@ namespace sluice {
 struct TrainedStep {
   double loss = 0;  // mean over the micro-batches, before the update
   StepReport report;
+  std::int64_t drained_ns = 0;  // the part of report.times after finish() (drain_step())
 };
 
 // These functions tell an evaluation that its result is no longer wanted, for example after Ctrl-C.
@@ -50,8 +51,9 @@ class Trainer {
   // text that a durable store keeps for the run.
   void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
-  // Returns the mean cross-entropy of `batches` in nats per token. The batches go through the model
-  // in groups. A group has as many batches as fit into the memory of the activations. Each use of a
+  // Returns the mean cross-entropy of `batches` in nats per token. Every token has the same weight.
+  // Some batches may have fewer sequences than batch.sequences. The batches go through the model in
+  // groups. A group has as many batches as fit into the memory of the activations. Each use of a
   // unit computes all batches of the group. The result does not depend on the size of the groups.
   double evaluate(std::span<const TokenBatch> batches) { return *evaluate_until({}, batches); }
   // Does the same as evaluate(), but returns nothing if `stop` ends the evaluation. After a request
@@ -85,17 +87,18 @@ class Trainer {
     const Stream& stream;
     const std::vector<UnitId>& forward_order;
     std::uint32_t batches_at_once;
-    // This function adds to `loss` all losses that ForwardGroup has not added yet. The function is
-    // called when all work on `stream` has ended. The function may be empty.
-    std::function<void(double& loss)> settle = {};
+    // This function appends to `losses` all losses that ForwardGroup has not appended yet. The
+    // function is called when all work on `stream` has ended. The function may be empty.
+    std::function<void(std::vector<double>& losses)> settle = {};
   };
   // A function that enqueues one use of a unit for every batch of `group`. `use` is the index of
-  // the use in the forward order. After the last use, the function also enqueues the addition of
-  // each batch's loss to `loss`, in the order of the batches. The function need not add the losses
-  // if Evaluation::settle adds the losses. If StopRequest::is_asked() returns true, the function
-  // may skip work.
-  using ForwardGroup = std::function<void(const Lease& lease, std::uint32_t use,
-                                          std::span<const TokenBatch> group, double& loss)>;
+  // the use in the forward order. After the last use, the function also enqueues work that appends
+  // each batch's loss to `losses`, in the order of the batches. The function need not append the
+  // losses if Evaluation::settle does. If StopRequest::is_asked() returns true, the function may
+  // skip work.
+  using ForwardGroup =
+      std::function<void(const Lease& lease, std::uint32_t use, std::span<const TokenBatch> group,
+                         std::vector<double>& losses)>;
   static std::optional<double> mean_loss(const Evaluation& evaluation, const StopRequest& stop,
                                          std::span<const TokenBatch> batches,
                                          const ForwardGroup& forward);
