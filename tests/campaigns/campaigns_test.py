@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
 """The verdicts of the campaigns, with small programs in the place of mpirun and sluice."""
 
+import os
 import pathlib
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 import types
 import unittest
 
+import campaign
 import mpi_runs
+import output_faults
 import rank_faults
 
 
@@ -65,6 +70,62 @@ class Launchers(Folder):
         result, note = rank_faults.outcome_of(run, signal.SIGSTOP, 1, None)
         self.assertEqual((result, note), ("named", "MPI_Init has not ended within 5 s; then mpirun itself did not end"))
         self.assertLess(time.monotonic() - begin, 60)
+
+
+class UringProbe(Folder):
+    """storage_faults.py with a command that fails over io_uring, each time in another way."""
+
+    def campaign(self, sluice, *words, **others):
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "storage_faults.py")
+        return subprocess.run([sys.executable, "-B", script, "--sluice", self.script("sluice", sluice), "--shim", "none", "--count", "1", *words],
+                              capture_output=True, text=True, check=False, **others)
+
+    def test_a_crash_is_no_missing_io_uring(self):
+        done = self.campaign("kill -SEGV $$", "--kind", "writes", "--backends", "uring")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("the undisturbed run over io_uring fails: -11", done.stderr)
+
+    def test_another_error_is_no_missing_io_uring(self):
+        done = self.campaign("echo no such key >&2\nexit 2", "--kind", "writes", "--backends", "uring")
+        self.assertIn("the undisturbed run over io_uring fails: 2: no such key", done.stderr)
+
+    def test_a_kernel_without_io_uring_leaves_it_out(self):
+        done = self.campaign("echo the kernel refuses an io_uring >&2\nexit 5", "--kind", "writes", "--backends", "uring,sync")
+        self.assertIn("no io_uring here", done.stdout)
+        self.assertNotIn("over io_uring", done.stderr)
+
+    def test_faults_without_strace_are_skipped(self):
+        done = self.campaign("exit 0", "--kind", "faults", env={**os.environ, "PATH": str(self.folder)})
+        self.assertEqual(done.returncode, 77, done.stderr)
+        self.assertIn("needs a strace", done.stdout)
+
+
+class Outputs(Folder):
+    """The verdict on a command that ends well, by what it has written and which of its calls has failed."""
+
+    TABLE = b"".join(b"%d,%d\n" % (i, i * i) for i in range(1000))
+
+    def verdict(self, content, call, fault):
+        (self.folder / "out").mkdir()
+        (self.folder / "out" / "all.csv").write_bytes(content)
+        command = output_faults.Command("trace export", [], {"--csv": "all.csv"})
+        command.expected, command.trace = {"--csv": self.TABLE}, b"a trace"
+        case = types.SimpleNamespace(folder=str(self.folder), options=types.SimpleNamespace(sluice="none"))
+        row = campaign.FaultRow(command, 1, call, "all.csv", fault)
+        return output_faults.judge(case, row, subprocess.CompletedProcess([], 0, "", ""))[0]
+
+    def test_a_table_whose_middle_is_missing_is_torn(self):
+        third = len(self.TABLE) // 3
+        self.assertEqual(self.verdict(self.TABLE[:third] + self.TABLE[2 * third:], "write", "short"), "torn")
+
+    def test_a_table_whose_end_is_missing_is_silent(self):
+        self.assertEqual(self.verdict(self.TABLE[:self.TABLE.index(b"\n", 2000) + 1], "write", "short"), "silent")
+
+    def test_a_failed_write_cannot_end_well(self):
+        self.assertEqual(self.verdict(self.TABLE, "write", "EIO"), "silent")
+
+    def test_an_interrupted_write_may_end_well(self):
+        self.assertEqual(self.verdict(self.TABLE, "write", "EINTR"), "same result")
 
 
 if __name__ == "__main__":

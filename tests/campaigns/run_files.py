@@ -55,9 +55,17 @@ def counted_calls(command, library, folder):
     """[(call, file name)] of all calls of a run without a fault. Raises where the run fails."""
     log = os.path.join(folder, "calls")
     subprocess.run(command, cwd=folder, env=faults(library, folder, at=0, log=log), check=True, timeout=TIMEOUT_S, capture_output=True)
+    calls = calls_of(log)
+    os.unlink(log)
+    return calls
+
+
+def calls_of(log):
+    """[(call, file name)] of a log that the library of faults has written."""
+    if not os.path.exists(log):
+        return []
     with open(log, encoding="utf-8") as file:
         calls = [line.rstrip("\n").split(" ", 1) for line in file]
-    os.unlink(log)
     return [(call, os.path.basename(path)) for call, path in calls]
 
 

@@ -153,9 +153,13 @@ class Reference:
         """How often an undisturbed run over io_uring calls io_uring_enter: the phase of a call is that of its share."""
         with campaign.tempfile.TemporaryDirectory() as folder:
             log = os.path.join(folder, "calls")
-            Run(options, folder, "uring", "serial", prefix=strace(log, "signal=none")).start().end()
+            run = Run(options, folder, "uring", "serial", prefix=strace(log, "signal=none"))
+            if run.start().end() or run.process.returncode != 0:
+                sys.exit(f"the undisturbed run under strace fails: {run.stderr()}")
             with open(log, encoding="ascii", errors="replace") as file:
                 self.enter_calls = sum("io_uring_enter(" in line for line in file)
+        if self.enter_calls < len(campaign.PHASES):
+            sys.exit(f"strace has seen {self.enter_calls} calls of io_uring_enter, too few to refuse one in each phase")
 
     def phase_of_bytes(self, read_bytes):
         """The phase in which the serial run has read so many bytes."""
@@ -169,6 +173,23 @@ class Reference:
 
 def strace(log, action):
     return (shutil.which("strace"), "-f", "-qq", "-o", log, "-e", "trace=io_uring_enter", "-e", action)
+
+
+def can_trace():
+    return shutil.which("strace") is not None and subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode == 0
+
+
+def has_uring(options):
+    """Whether the kernel allows an io_uring. A run over it that fails in another way ends the campaign."""
+    with campaign.tempfile.TemporaryDirectory() as folder:
+        probe = Run(options, folder, "uring", "serial")
+        hung = probe.start().end()
+        code, stderr = probe.process.returncode, probe.stderr()
+    if not hung and code == 5 and "io_uring" in stderr:
+        print(f"no io_uring here, so none is tried: {stderr.strip()[:200]}", flush=True)
+    elif hung or code != 0:
+        sys.exit(f"the undisturbed run over io_uring fails: {hung or code}: {stderr}")
+    return code == 0
 
 
 def judge(run, hung, reference, phase, what):
@@ -309,14 +330,10 @@ def main():
     parser.add_argument("--backends", default="sync,threads,uring", help="by commas (default: all three)")
     options = parser.parse_args()
     backends = options.backends.split(",")
-    if "uring" in backends:
-        with campaign.tempfile.TemporaryDirectory() as folder:
-            probe = Run(options, folder, "uring", "serial")
-            if probe.start().end() or probe.process.returncode != 0:
-                print(f"no io_uring here, so none is tried: {probe.stderr().strip()[:200]}", flush=True)
-                backends.remove("uring")
-    if options.kind == "faults" and "uring" in backends and not shutil.which("strace"):
-        print("no strace here, so the kernel refuses no io_uring", flush=True)
+    if options.kind == "faults" and "uring" in backends and not can_trace():
+        print("needs a strace that may trace; --backends sync,threads does without")
+        sys.exit(77)
+    if "uring" in backends and not has_uring(options):
         backends.remove("uring")
     reference = Reference(options)
     if options.kind == "faults" and "uring" in backends:
