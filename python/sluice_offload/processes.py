@@ -25,6 +25,7 @@ _LAUNCHERS = (("WORLD_SIZE", "RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_
 _OF_HOST = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # how many of them this host has
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
 _meetings = 0
+_stores: "dict[str, Any]" = {}  # rank 0's first store at each place of meeting: the others connect to it again for later ones
 
 
 class World:
@@ -279,19 +280,23 @@ def _world_of_torch(group: Any) -> World:
 def _world_of_store(rank: int, size: int, timeout_s: float) -> World:
     global _meetings
     timeout = datetime.timedelta(seconds=timeout_s)
+    place = ":".join(os.environ.get(name, "?") for name in _MEETING)
 
     @contextlib.contextmanager
     def named(wait: str) -> "Iterator[None]":
         try:
             yield
         except dist.DistError as error:
-            place = ":".join(os.environ.get(name, "?") for name in _MEETING)
             raise RanksError(f"rank {rank} of {size} has waited up to {timeout_s:g} s for {wait} at {place}: "
                              f"{str(error).splitlines()[0]}; a process may have failed, or not have been started; if it is only "
                              "late, raise sharding.timeout") from error
 
     with named("the store of the processes"):
         found, _, _ = next(iter(dist.rendezvous("env://", rank=rank, world_size=size, timeout=timeout)))
+    # Without torchrun, rank 0 serves the store, as long as it has one. With each World's end, the server would end under ranks that
+    # are at the next meeting already.
+    if rank == 0:
+        _stores.setdefault(place, found)
     # torchrun keeps its store when it starts the processes again; what the dead ones have written must not be read.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"sluice/{attempt}/{_meetings}", found)

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import types
 
@@ -51,6 +52,27 @@ def test_processes_that_are_started_again_do_not_read_what_dead_ones_wrote(monke
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     with pytest.raises(sluice.RanksError, match=r"rank 0 of 2 has waited up to 0.3 s for the words of the other processes .*raise sharding.timeout"):
         start_process()._world_of_store(0, 2, 0.3)
+
+
+def test_a_second_meeting_finds_the_store_though_rank_0_is_late():
+    """Without torchrun, rank 0 serves the store. A program may train twice, and end the first training later on rank 0."""
+    code = textwrap.dedent("""
+        import os, time
+        from sluice_offload import processes
+        def train():
+            world = processes.find_world(8)
+            world.exchange(1)
+            time.sleep(1 if world.rank == 0 else 0)
+        train()
+        print(processes.find_world(8).exchange(int(os.environ["RANK"])))""")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [subprocess.Popen([sys.executable, "-B", "-c", code], env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) for rank in (0, 1)]
+    for said, failed in [rank.communicate(timeout=60) for rank in ranks]:
+        assert said == "[0, 1]\n", failed[-1000:]
 
 
 def test_a_process_that_does_not_come_is_an_error_after_the_timeout(monkeypatch):
