@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -97,6 +98,24 @@ class Folders(Folder):
                     self.assertIn(done.returncode, (1, 2), done)
                     self.assertIn(f"{target} ", done.stderr)
                     self.assertEqual((self.folder / "thesis.txt").read_text(encoding="utf-8"), "years")
+
+
+class Packages(unittest.TestCase):
+    """tools/packages.txt, from which tools/test.sh prepares a machine."""
+
+    # Debian's packages of programs with other names than theirs; None: every Debian has them, or only a driver brings them.
+    PACKAGES = {"node": "nodejs", "groff": "groff-base", "ip": "iproute2", "mpirun": "openmpi-bin", "bash": None, "prlimit": None, "setpriv": None,
+                "unshare": None, "nvidia-smi": None}
+
+    def test_programs_without_which_tests_are_skipped_are_listed(self):
+        lines = [line.split() for line in (ROOT / "tools/packages.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+        listed = {package for packages, of in lines if of in ("run", "test") for package in packages.split("|")}
+        programs = set()
+        for path in [*ROOT.glob("tests/tools/cli/*.py"), *ROOT.glob("tests/campaigns/*.py")]:
+            programs |= set(re.findall(r'(?:shutil\.which|self\.check_shell)\("([^"]+)"', path.read_text(encoding="utf-8")))
+        self.assertGreater(len(programs), 10)
+        wanted = {self.PACKAGES.get(program, program) for program in programs} - {None}
+        self.assertEqual(wanted - listed, set())
 
 
 class Paths(Folder):
