@@ -5,16 +5,13 @@ import contextlib
 import ctypes as C
 import json
 import logging
+import math
 import os
-from typing import Any, Mapping
-
-import torch
-from torch import nn
+from typing import Any, Mapping, Optional
 
 from . import library as lib
 from .engine import Config, config_of_text
 from .errors import ArgumentError, ConfigError
-from .offload import managed_places
 from .plans import bytes_of
 from .processes import count_processes
 
@@ -27,9 +24,10 @@ class DeepspeedConfig:
     def __init__(self, text: bytes, name: str) -> None:
         self.text, self.name = text, name
 
-    def resolved(self, auto: "Mapping[str, Any] | None" = None) -> "ResolvedConfig":
-        """The config that it stands for. `auto`: the values of capi/sluice.h's sluice_import_deepspeed(). Raises ConfigError
-        with all that is refused. The log has what was understood otherwise than written, and what needs no key."""
+    def resolved(self, auto: "Mapping[str, Any] | None" = None, has_optimizer: bool = False) -> "ResolvedConfig":
+        """The config that it stands for. `auto`: the values of capi/sluice.h's sluice_import_deepspeed(). `has_optimizer`: the
+        program has made one, so that none in the file needs no warning. Raises ConfigError with all that is refused. The log has
+        what was understood otherwise than written, and what needs no key."""
         report = C.c_char_p()
         given = {name.replace("-", "_"): value for name, value in (auto or {}).items()}
         values = json.dumps({**given, "ranks": count_processes()}).encode()
@@ -43,17 +41,26 @@ class DeepspeedConfig:
         answer = json.loads(report.value)
         for level, kind, said in ((logging.WARNING, "understood", ""), (logging.INFO, "not_needed", "not needed: ")):
             for line in answer[kind]:
+                if has_optimizer and line["key"] == "optimizer":
+                    continue
                 logger.log(level, "%s%s", said, " ".join(part for part in (line["place"], line["key"], line["text"]) if part))
         return ResolvedConfig(answer)
 
 
 class ResolvedConfig:
-    """A config of Sluice, made of one of DeepSpeed's. has_optimizer, has_scheduler: whether DeepSpeed's has these sections."""
+    """A config of Sluice, made of one of DeepSpeed's. has_optimizer, has_scheduler: whether DeepSpeed's has these sections.
+    `values`: what the file has, by its keys, also where nothing in Sluice's config comes of it."""
 
     def __init__(self, answer: "dict[str, Any]") -> None:
         self.config = dict(answer["config"])
         self.written = {line["key"] for line in answer["mapped"] if "value" in line}
+        self.values = {line["key"]: line["value"] for kind in ("mapped", "not_needed", "understood") for line in answer[kind]
+                       if line.get("value") is not None}
         self.has_optimizer, self.has_scheduler = (f"{name}.type" in self.written for name in ("optimizer", "scheduler"))
+
+    def is_on(self, key: str) -> bool:
+        """Whether the file says true, as the importer understands it."""
+        return self.values.get(key) in (True, "true", "True")
 
 
 def find_config(config: "Config | str | os.PathLike[str]") -> "DeepspeedConfig | dict[str, Any]":
@@ -66,7 +73,7 @@ def find_config(config: "Config | str | os.PathLike[str]") -> "DeepspeedConfig |
 
 def _text_of(config: "Config | str | os.PathLike[str]") -> "tuple[bytes, str]":
     if isinstance(config, Mapping):
-        return json.dumps(config).encode(), "config"
+        return json.dumps(_plain(config, "config", "")).encode(), "config"
     name = os.fspath(config)
     if not os.path.exists(name):
         with contextlib.suppress(ValueError):  # it is no base64 either
@@ -78,17 +85,35 @@ def _text_of(config: "Config | str | os.PathLike[str]") -> "tuple[bytes, str]":
         return file.read(), name
 
 
-def read_any_config(config: "Config | str | os.PathLike[str]", auto: "Mapping[str, Any] | None" = None,
-                    ) -> "tuple[dict[str, Any], bool]":
-    """A config of Sluice, from one of Sluice or DeepSpeed, and whether it was DeepSpeed's. `auto`: what its "auto" stand
-    for."""
+def _plain(value: Any, where: str, key: str) -> Any:
+    """`value` as JSON can have it. A number that is not finite becomes a text, which is refused by name where a number counts. Raises
+    ConfigError for a value that no config can have."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one, where, f"{key}.{name}" if key else str(name)) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one, where, key) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where} says {key} = {value!r}, a {type(value).__name__}; configs have texts, numbers, true, false, lists "
+                          "and dictionaries") from None
+    return value
+
+
+def read_any_config(config: "Config | str | os.PathLike[str]", auto: "Mapping[str, Any] | None" = None, has_optimizer: bool = False,
+                    ) -> "tuple[dict[str, Any], Optional[ResolvedConfig]]":
+    """A config of Sluice, from one of Sluice or DeepSpeed, and where it was DeepSpeed's what became of that. `auto`: what its
+    "auto" stand for. `has_optimizer`: as in DeepspeedConfig.resolved()."""
     found = find_config(config)
     if isinstance(found, DeepspeedConfig):
-        return found.resolved(auto).config, True
+        resolved = found.resolved(auto, has_optimizer)
+        return resolved.config, resolved
     if auto:
         name = "config" if isinstance(config, Mapping) else os.fspath(config)
         raise ArgumentError(f"{name} is no DeepSpeed config, so that nothing in it is \"auto\"; leave auto= out")
-    return found, False
+    return found, None
 
 
 def add_keys(settings: "dict[str, Any]", more: "Mapping[str, Any]", where: str, section: str = "") -> None:
@@ -98,11 +123,7 @@ def add_keys(settings: "dict[str, Any]", more: "Mapping[str, Any]", where: str, 
         if isinstance(value, Mapping) and isinstance(settings.get(key, {}), dict):
             add_keys(settings.setdefault(key, {}), value, where, f"{section}{key}.")
             continue
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{where} says {section}{key} = {value!r}, a {type(value).__name__}; configs have texts, numbers, true, "
-                              "false, lists and dictionaries") from None
+        value = _plain(value, where, f"{section}{key}")
         if settings.setdefault(key, value) != value and (bytes_of(value) is None or bytes_of(settings[key]) != bytes_of(value)):
             raise ConfigError(f"{where} says {section}{key} = {json.dumps(value)}, but the config means "
                               f"{json.dumps(settings[key])}; change the config instead")
@@ -113,15 +134,3 @@ def leave_checkpoints(settings: "dict[str, Any]") -> None:
     if settings.pop("activations", "keep") != "keep":
         logger.warning("activation_checkpointing: only sets up the checkpoints that the program itself makes, as in DeepSpeed; with "
                        "torch.utils.checkpoint they work without it")
-
-
-def convert_buffers(model: nn.Module, settings: "dict[str, Any]") -> None:
-    """Gives the buffers of an offloaded model that do not move with units the 16-bit type of the parameters, as DeepSpeed does."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.get("precision", {}).get("parameters", ""))
-    if dtype is None:
-        return
-    managed = managed_places(model)
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_floating_point() and (id(module), name) not in managed:
-                module._buffers[name] = buffer.to(dtype)

@@ -15,7 +15,7 @@ from typing import Any, Iterable, Mapping, Optional
 import torch
 from torch import nn
 
-from .deepspeed import add_keys, convert_buffers, leave_checkpoints, read_any_config
+from .deepspeed import ResolvedConfig, add_keys, leave_checkpoints, read_any_config
 from .described import describe
 from .engine import Config, names_type
 from .errors import ArgumentError
@@ -45,8 +45,10 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     auto: what "auto" in a DeepSpeed config stands for, by the names of `sluice config import`'s options: {"batch": 4}.
     sluice: keys of Sluice's config beside a DeepSpeed config, which has none for them: {"memory": {"device": "2GiB"}}. They are
         added to a config of Sluice's as well. A key that is there has to mean the same.
-    options: `units`, `values`, `buffers`, `storage`, `resume`, `device` of offload(). The `buffers` keep their type.
-    Raises what offload() raises; the model is as before then.
+    options: those of offload(), such as `units`, `values`, `buffers`, `storage`, `restore`, `resume` and `device`, but for `lr`. With
+        `restore` and `resume`, counts and schedule go on as well.
+    Raises what offload() raises; the model is as before then. Where the function `lr_scheduler` raises, which needs the optimizer of the
+    offloaded model, the model cannot be used any more.
     """
     if model is None:
         raise ArgumentError("initialize(): model= is missing")
@@ -57,46 +59,66 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
         given = getattr(args, "deepspeed_config", None)
     if given is None:
         raise ArgumentError("initialize(): config= is missing: a dictionary, or the path of a file")
-    settings, is_deepspeed = read_any_config(given, auto)
+    if "lr" in options:
+        raise ArgumentError("initialize() takes no lr: write optimizer.learning_rate, or optimizer.params.lr in a DeepSpeed config")
+    settings, resolved = read_any_config(given, auto, has_optimizer=optimizer is not None)
     add_keys(settings, sluice or {}, "initialize(): sluice=")
-    if is_deepspeed:
+    if resolved is not None:
         leave_checkpoints(settings)
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer([p for p in model.parameters() if p.requires_grad] if model_parameters is None
                               else model_parameters)
     elif optimizer is None and model_parameters is not None:
         units = _units_of(model, settings, options)
-        _take_groups(settings, model, model_parameters, is_deepspeed, units)
-    has_schedule = names_schedule(settings, is_deepspeed)
+        _take_groups(settings, model, model_parameters, resolved, units)
+    has_schedule = names_schedule(settings, resolved)
     if has_schedule and (optimizer is not None or lr_scheduler is not None):
         raise ArgumentError("the config has a schedule of the learning rate, which is for the config's own optimizer, and "
                             f"{'optimizer' if lr_scheduler is None else 'lr_scheduler'}= is given, too; leave one of them out")
     if hasattr(lr_scheduler, "step"):
         require_rates_alone(lr_scheduler)
+    batch = 0 if training_data is None else _micro_batch(settings)
     ours = offload(model, settings, optimizer=optimizer, **options)
-    rates = [group["lr"] for group in ours.param_groups]
-    if is_deepspeed:
-        convert_buffers(model, settings)
-    if lr_scheduler is None:
-        scheduler: Any = ConfigSchedule(ours, settings) if has_schedule else None
-    elif callable(lr_scheduler) and not hasattr(lr_scheduler, "step"):
-        scheduler = lr_scheduler(ours)
-    else:
-        scheduler = lr_scheduler
-        rebind_scheduler(scheduler, ours)
-    if ours.resumed_step is not None:  # a new scheduler begins with the rates of its first step
-        for group, rate in zip(ours.param_groups, rates):
-            group["lr"] = rate
-    engine = OffloadEngine(model, ours, scheduler, settings)
-    loader = None
+    try:
+        rates = [group["lr"] for group in ours.param_groups]
+        scheduler = ConfigSchedule(ours, settings) if has_schedule else _take_scheduler(lr_scheduler, ours)
+        goes_on = ours.resumed_step is not None or options.get("restore") is not None
+        if goes_on:  # a new scheduler begins with the rates of its first step
+            for group, rate in zip(ours.param_groups, rates):
+                group["lr"] = rate
+        engine = OffloadEngine(model, ours, scheduler, settings)
+        if goes_on:
+            engine._take(ours.application)
+    except BaseException:
+        ours.close()
+        raise
+    if resolved is not None:
+        engine._casts_inputs = engine.fp16_enabled() and resolved.is_on("fp16.auto_cast")
     if training_data is not None:
         sampler = None
         if engine.world_size > 1:  # each rank has its part of the data
             sampler = torch.utils.data.DistributedSampler(training_data, engine.world_size, engine.global_rank)
-        loader = torch.utils.data.DataLoader(training_data, batch_size=engine.train_micro_batch_size_per_gpu(),
-                                             shuffle=sampler is None, sampler=sampler, collate_fn=collate_fn)
-    engine.training_dataloader = loader
-    return engine, ours, loader, scheduler
+        engine.training_dataloader = torch.utils.data.DataLoader(
+            training_data, batch_size=batch, shuffle=sampler is None, sampler=sampler, collate_fn=collate_fn,
+            drop_last=resolved is not None and resolved.is_on("dataloader_drop_last"))
+    return engine, ours, engine.training_dataloader, scheduler
+
+
+def _micro_batch(settings: "dict[str, Any]") -> int:
+    batch = settings.get("batch", {})
+    if "sequences" not in batch:
+        raise ArgumentError("the config does not say how large a micro-batch is; write batch.sequences, or "
+                            "train_micro_batch_size_per_gpu in a DeepSpeed file")
+    return int(batch["sequences"])
+
+
+def _take_scheduler(given: Any, optimizer: OffloadOptimizer) -> Any:
+    """The program's own, for `optimizer`; None where it has none."""
+    if callable(given) and not hasattr(given, "step"):
+        return given(optimizer)
+    if given is not None:
+        rebind_scheduler(given, optimizer)
+    return given
 
 
 def _units_of(model: nn.Module, settings: "dict[str, Any]", options: "dict[str, Any]",
@@ -111,7 +133,7 @@ def _units_of(model: nn.Module, settings: "dict[str, Any]", options: "dict[str, 
 
 
 def _take_groups(settings: "dict[str, Any]", model: nn.Module, parameters: "Iterable[Any]",
-                 is_deepspeed: bool, units: Optional[Units]) -> None:
+                 resolved: Optional[ResolvedConfig], units: Optional[Units]) -> None:
     """Takes decays and rates from the param_groups of model_parameters."""
     section = settings.setdefault("optimizer", {})
     entries = [entry[1] if isinstance(entry, tuple) else entry for entry in parameters]
@@ -126,16 +148,34 @@ def _take_groups(settings: "dict[str, Any]", model: nn.Module, parameters: "Iter
                                 "optimizer has everything else, for all groups")
     if not any(set(group) & {"lr", "weight_decay"} for group in given):
         return
+    has_rates = any("lr" in group for group in given)
+    takes_rates = has_rates and _takes_rates(section, resolved)
+    if has_rates and not takes_rates:
+        logger.warning("model_parameters: the lr of a group has no effect, since the DeepSpeed config's scheduler gives all groups one "
+                       "rate, as in DeepSpeed")
     for made, group in zip(groups, given):
-        if "lr" in group:
+        if "lr" in group and takes_rates:
             rate = float(section.get("learning_rate", 0))
             if rate <= 0:
                 raise ArgumentError("model_parameters: a group has an lr of its own, so the config has to name the learning "
                                     "rate of the others: optimizer.learning_rate, or optimizer.params.lr in a DeepSpeed file")
             made["learning_rate_factor"] = float(group["lr"]) / rate
-        if "weight_decay" in group or is_deepspeed:
+        if "weight_decay" in group or resolved is not None:
             made["weight_decay"] = float(group.get("weight_decay", section.get("weight_decay", 0)))
     section["groups"] = groups
+
+
+def _takes_rates(section: "dict[str, Any]", resolved: Optional[ResolvedConfig]) -> bool:
+    """Whether groups keep rates of their own. DeepSpeed multiplies them in WarmupCosineLR, and WarmupLR ends at them where
+    it names no warmup_max_lr. All others replace them."""
+    if resolved is None or not resolved.has_scheduler or section["schedule"] == "cosine":
+        return True
+    if section["schedule"] != "constant" or "scheduler.params.warmup_max_lr" in resolved.values:
+        return False
+    if section.get("warmup_start", 0) != 0:
+        raise ArgumentError("model_parameters: a group has an lr of its own, and the scheduler a warmup_min_lr, from which DeepSpeed warms "
+                            "up each group by another line; write warmup_min_lr 0, or leave the lr of the groups out")
+    return True
 
 
 class OffloadEngine(nn.Module):
@@ -155,12 +195,13 @@ class OffloadEngine(nn.Module):
         self._batch = settings.get("batch", {})
         self._boundary: Optional[bool] = None
         self._was_applied = False
+        self._casts_inputs = False  # to fp16, in forward()
+        self._since_update = 0  # micro-batches, which micro_steps does not tell where gradient_accumulation_steps has changed
         self._loss = 0.0  # of the step's micro-batches so far, for `sluice top`
-        if optimizer.resumed_step is not None:
-            self._take(optimizer.application)
+        self._scale = _first_scale(settings) if optimizer.scales_loss else 1.0  # of the loss in the last backward()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
+        return self.module(*(_half(args) if self._casts_inputs else args), **kwargs)
 
     # --- The step.
 
@@ -169,7 +210,9 @@ class OffloadEngine(nn.Module):
         scale of fp16. Returns the loss as it was divided."""
         if scale_wrt_gas and self.gradient_accumulation_steps() > 1:
             loss = loss / self.gradient_accumulation_steps()
-        (loss * self.optimizer.loss_scale if self.optimizer.scales_loss else loss).backward(retain_graph=retain_graph)
+        if self.optimizer.scales_loss:
+            self._scale = self.optimizer.loss_scale
+        (loss * self._scale if self.optimizer.scales_loss else loss).backward(retain_graph=retain_graph)
         self._loss += float(loss.detach())
         return loss
 
@@ -177,7 +220,7 @@ class OffloadEngine(nn.Module):
         """Whether step() updates, now."""
         if self._boundary is not None:
             return self._boundary
-        return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+        return (self._since_update + 1) % self.gradient_accumulation_steps() == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """From here on the program says when step() updates."""
@@ -189,9 +232,13 @@ class OffloadEngine(nn.Module):
         self._was_applied = False
         if boundary:
             self._update()
+        self._since_update = 0 if boundary else self._since_update + 1
         self.micro_steps += 1
-        batch = self._batch.get("sequences")
-        self.global_samples += (int(batch) if batch else 0) * self.world_size
+        self.global_samples += self._samples()
+
+    def _samples(self) -> int:
+        """Those of a micro-batch, over all ranks; 0 where the config does not say it."""
+        return int(self._batch.get("sequences") or 0) * self.world_size
 
     def _update(self) -> None:
         before = self.optimizer.report
@@ -225,10 +272,7 @@ class OffloadEngine(nn.Module):
         return int(self._batch.get("micro_batches", 1))
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        if "sequences" not in self._batch:
-            raise ArgumentError("the config does not say how large a micro-batch is; write batch.sequences, or "
-                                "train_micro_batch_size_per_gpu in a DeepSpeed file")
-        return int(self._batch["sequences"])
+        return _micro_batch(self._settings)
 
     def train_batch_size(self) -> int:
         return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps() * self.world_size
@@ -258,8 +302,8 @@ class OffloadEngine(nn.Module):
 
     @property
     def cur_scale(self) -> float:
-        report = self.optimizer.report
-        return 1.0 if report is None else float(report.loss_scale)
+        """The factor of the loss in the last backward(); before the first, that with which training begins."""
+        return self._scale
 
     @property
     def config(self) -> "dict[str, Any]":
@@ -272,39 +316,48 @@ class OffloadEngine(nn.Module):
         return self.module.state_dict()
 
     def _text(self, client: "Mapping[str, Any]", steps: int = 0) -> str:
-        client_state = _as_text(dict(client))
-        try:
-            _from_text(client_state)
-        except Exception as error:
-            raise ArgumentError(f"client_state has to be of numbers, texts, lists, dictionaries and tensors: {error}") from error
+        client_state = _client_text(client)
         scheduler: Any = getattr(self.lr_scheduler, "state_dict", dict)()
-        micro = self.micro_steps + steps
-        batch = int(self._batch.get("sequences", 0))
-        return json.dumps({"global_steps": self.global_steps + steps, "micro_steps": micro, "skipped_steps": self.skipped_steps,
-                           "global_samples": micro * batch * self.world_size, "scheduler": packed(scheduler), "scheduler_steps": steps,
+        return json.dumps({"global_steps": self.global_steps + steps, "micro_steps": self.micro_steps + steps,
+                           "skipped_steps": self.skipped_steps, "global_samples": self.global_samples + steps * self._samples(),
+                           "scheduler": packed(scheduler), "scheduler_steps": steps, "loss_scale": self._scale,
                            "client_state": client_state})
 
     def _take(self, text: str) -> "dict[str, Any]":
         """The counts, the scheduler and the client's state from a checkpoint's text; returns the last."""
+        self._since_update = 0
         try:
             saved = json.loads(text)
             for name in ("global_steps", "micro_steps", "skipped_steps", "global_samples"):
                 setattr(self, name, int(saved[name]))
             client = saved["client_state"]
         except (ValueError, KeyError, TypeError):
-            logger.warning("the checkpoint is not of an engine of initialize(), so that its counts and client_state are empty")
+            self._begin_at(self.optimizer._engine.applied_step())
             return {}
+        self._scale = float(saved.get("loss_scale", self._scale))
         if self.lr_scheduler is not None and saved["scheduler"]:
             self.lr_scheduler.load_state_dict(unpacked(saved["scheduler"]))
             for _ in range(saved["scheduler_steps"]):
                 self.lr_scheduler.step()
         return _from_text(client)
 
+    def _begin_at(self, updates: int) -> None:
+        """Goes on behind so many updates of another program, as in a universal checkpoint of DeepSpeed's."""
+        self.global_steps, self.micro_steps = updates, updates * self.gradient_accumulation_steps()
+        self.skipped_steps, self.global_samples = 0, self.micro_steps * self._samples()
+        if isinstance(self.lr_scheduler, ConfigSchedule):
+            self.lr_scheduler.step(updates)
+        scheduler = "" if self.lr_scheduler is None or isinstance(self.lr_scheduler, ConfigSchedule) else " The scheduler is as before."
+        logger.warning("the checkpoint is not of an engine of initialize(), so that counts go on from its %d updates, and client_state is "
+                       "empty.%s", updates, scheduler)
+
     def save_checkpoint(self, save_dir: "str | os.PathLike[str]", tag: "str | int | None" = None,
                         client_state: "Optional[dict[str, Any]]" = None, save_latest: bool = True) -> bool:
         """Writes all of the training's state into save_dir/tag, by default global_stepN, and its name into save_dir/latest.
         The checkpoint appears whole or not at all."""
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
+        if name == _LATEST:
+            raise ArgumentError(f"save_checkpoint(): tag: \"{_LATEST}\" is the name of the file that names the last checkpoint")
         self.optimizer.save(os.path.join(save_dir, name), keep=1, application=self._text(client_state or {}))
 
         def write_latest() -> None:
@@ -341,6 +394,37 @@ class OffloadEngine(nn.Module):
     def destroy(self) -> None:
         """Brings the last update home and frees the engine's memory."""
         self.optimizer.close()
+
+
+def _first_scale(settings: "dict[str, Any]") -> float:
+    section = settings.get("precision", {}).get("loss_scale", {})
+    return float(section.get("static", 0) or 2.0 ** section.get("initial_power", 16))
+
+
+def _half(inputs: Any) -> Any:
+    """`inputs` with their floating tensors as fp16."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs.half() if inputs.is_floating_point() else inputs
+    if isinstance(inputs, dict):
+        return {name: _half(one) for name, one in inputs.items()}
+    return type(inputs)([_half(one) for one in inputs]) if isinstance(inputs, (list, tuple)) else inputs
+
+
+def _client_text(client: "Mapping[str, Any]") -> str:
+    """The program's own state, once it is known to come back."""
+    state = dict(client)
+    try:
+        text = _as_text(state)
+        _from_text(text)
+        return text
+    except Exception as error:
+        for name, value in state.items():
+            try:
+                _from_text(_as_text({name: value}))
+            except Exception:  # pylint: disable=broad-except  # torch's own words name no remedy that holds here
+                raise ArgumentError(f"client_state has to be of numbers, texts, lists, dictionaries and tensors, and \"{name}\" is or has "
+                                    f"another type: {type(value).__module__}.{type(value).__qualname__}") from None
+        raise ArgumentError(f"client_state cannot be saved: {error}") from error
 
 
 def _as_text(state: "dict[str, Any]") -> str:

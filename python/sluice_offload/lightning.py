@@ -26,7 +26,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 
 from .buffers import take_buffers
-from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, leave_checkpoints
+from .deepspeed import DeepspeedConfig, add_keys, find_config, leave_checkpoints
 from .described import KEYS, describe
 from .engine import Config, logger, require_no_store
 from .errors import ArgumentError
@@ -266,10 +266,7 @@ class SluiceStrategy(ParallelStrategy):
         section.setdefault("clip_norm", float(trainer.gradient_clip_val or 0))
         section.setdefault("clip_epsilon", 1e-6)  # as in torch
         assert self.lightning_module is not None
-        made = offload(self.lightning_module, settings, optimizer=given, device=self.root_device, **self._options)
-        if isinstance(found, DeepspeedConfig):
-            convert_buffers(self.lightning_module, settings)
-        return made
+        return offload(self.lightning_module, settings, optimizer=given, device=self.root_device, **self._options)
 
     def _deepspeeds(self, found: DeepspeedConfig, trainer: "pl.Trainer", given: Any) -> "dict[str, Any]":
         """The config that a DeepSpeed config stands for, beside the optimizer of configure_optimizers."""

@@ -268,11 +268,6 @@ def _gathered_of(wholes: "list[nn.Module]", what: "nn.Module | list[torch.Tensor
         yield
 
 
-def managed_places(model: nn.Module) -> "set[tuple[int, str]]":
-    """The places of an offloaded model's tensors, each as its module's id and its attribute."""
-    return _places_of(model._sluice.gatherer.units)  # type: ignore[union-attr, arg-type]
-
-
 def _places_of(units: Units) -> "set[tuple[int, str]]":
     return {(id(owner), attribute) for unit in units.units for member in unit.members for owner, attribute in member.owners}
 

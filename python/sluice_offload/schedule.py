@@ -5,6 +5,7 @@ import json
 from typing import Any, Optional
 
 from . import library as lib
+from .deepspeed import ResolvedConfig
 from .errors import ArgumentError
 from .optimizer import OffloadOptimizer
 
@@ -55,15 +56,21 @@ class ConfigSchedule:
         self.step(int(state_dict["last_epoch"]))
 
 
-def names_schedule(config: "dict[str, Any]", is_deepspeed: bool) -> bool:
-    """Whether the config has a schedule. The importer writes a constant one where DeepSpeed's file has none."""
+def names_schedule(config: "dict[str, Any]", resolved: "Optional[ResolvedConfig]") -> bool:
+    """Whether the config has a schedule, and one whose rates are known. `resolved`: the config came from one of DeepSpeed's, for which
+    the importer writes a constant schedule where the file has none."""
     section = config.get("optimizer", {})
-    if not any(key in section for key in _KEYS):
-        return False
+    named = {key for key in _KEYS if key in section}
     shape = section.get("schedule", "cosine")
-    if is_deepspeed and shape == "constant" and not section.get("warmup_steps"):
+    if resolved is not None and not resolved.has_scheduler:
+        named -= {"minimum_learning_rate"}  # the end of a cosine, which only `sluice train` takes for granted
+        if shape == "constant" and not section.get("warmup_steps"):
+            return False
+    if not named:
         return False
     if shape in ("cosine", "linear") and "schedule_steps" not in section and "steps" not in config.get("run", {}):
         raise ArgumentError(f"optimizer.schedule is \"{shape}\" (the default is \"cosine\"), which ends at some update; write "
                             "optimizer.schedule_steps, or \"constant\"")
+    first = (C.c_double * 1)()
+    lib.library().learning_rates(json.dumps(config).encode(), 0, 1, first)  # or an error
     return True

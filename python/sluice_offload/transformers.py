@@ -23,7 +23,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, leave_checkpoints
+from .deepspeed import DeepspeedConfig, add_keys, find_config, leave_checkpoints
 from .described import KEYS
 from .engine import Config, logger, require_no_store
 from .errors import ArgumentError
@@ -245,8 +245,6 @@ class Trainer(transformers.Trainer):
         self._sluice = offload(self.model, settings, optimizer=given, restore=self._sluice_restore, device=self.args.device,
                                **self._sluice_options)
         keep_counts()
-        if isinstance(found, DeepspeedConfig):
-            convert_buffers(self.model, settings)
         self.optimizer = self._sluice
         if self.lr_scheduler is not None:  # of optimizers=, over the optimizer that was given there
             rebind_scheduler(self.lr_scheduler, self._sluice)

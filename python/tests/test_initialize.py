@@ -3,6 +3,7 @@
 import base64
 import copy
 import errno
+import fractions
 import json
 import math
 import os
@@ -168,10 +169,76 @@ def test_checkpoints_go_on_with_the_same_bits(deepspeed, tmp_path, monkeypatch):
         resumed.destroy()
 
 
+@pytest.mark.parametrize("form", ["checkpoint", "store"])
+def test_the_number_of_micro_batches_may_change(deepspeed, tmp_path, form):
+    """As where the processes become fewer. The first step has all of its micro-batches: 6 are no multiple of 4."""
+    deepspeed.pop("train_batch_size")
+    store = {"storage": {"state": {"name": "run"}}} if form == "store" else None
+
+    def make(micro_batches, batch=4, seed=0):
+        config = deepspeed | {"gradient_accumulation_steps": micro_batches, "train_micro_batch_size_per_gpu": batch}
+        return sluice.initialize(model=tiny(seed), config=config, units=[Block], sluice=store, resume=form == "store")[0]
+    engine = make(2)
+    run(engine, 3)
+    if form == "checkpoint":
+        engine.save_checkpoint(tmp_path / "run")
+    engine.destroy()
+    engine = make(4, batch=8, seed=1)
+    if form == "checkpoint":
+        engine.load_checkpoint(tmp_path / "run")
+    assert (engine.global_steps, engine.micro_steps, engine.global_samples) == (3, 6, 24)
+    for micro in range(4):
+        assert engine.is_gradient_accumulation_boundary() == (micro == 3)
+        engine.backward(engine(*batch(6 + micro)))
+        engine.step()
+    norm, position = engine.get_global_grad_norm(), (engine.global_steps, engine.micro_steps, engine.global_samples)
+    assert position == (4, 10, 24 + 4 * 8)
+    if form == "checkpoint":
+        engine.save_checkpoint(tmp_path / "run")
+        engine.load_checkpoint(tmp_path / "run")
+    else:
+        engine.destroy()
+        engine = make(4, batch=8)
+    assert (engine.global_steps, engine.micro_steps, engine.global_samples) == position
+    engine.destroy()
+    # The same gradient, of the state of then, as the program's own mean.
+    deepspeed["gradient_accumulation_steps"] = 2
+    whole = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    run(whole, 3)
+    whole.set_gradient_accumulation_boundary(False)
+    for micro in range(4):
+        whole.set_gradient_accumulation_boundary(micro == 3)
+        whole.backward(whole(*batch(6 + micro)) / 4, scale_wrt_gas=False)
+        whole.step()
+    assert whole.get_global_grad_norm() == norm
+    whole.destroy()
+
+
+def test_restoring_goes_on_with_counts_and_schedule(deepspeed, tmp_path, caplog):
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    run(engine, 3)
+    engine.save_checkpoint(tmp_path / "run")
+    foreign = engine.optimizer.save(tmp_path / "other")  # of a program with offload()
+    expected = run(engine, 2, first=3)
+    engine.destroy()
+    for folder in (tmp_path / "run" / "global_step3" / "latest", foreign):
+        engine = sluice.initialize(model=tiny(1), config=deepspeed, units=[Block], restore=folder)[0]
+        assert (engine.global_steps, engine.micro_steps, engine.global_samples) == (3, 6, 24)
+        assert engine.get_lr() == pytest.approx([deepspeeds_rate(3)], rel=1e-12)
+        assert ("not of an engine of initialize()" in caplog.text) == (folder == foreign)
+        assert run(engine, 2, first=3) == expected
+        engine.destroy()
+
+
 def test_client_states_that_cannot_come_back(deepspeed, tmp_path):
     engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
     with pytest.raises(sluice.ArgumentError, match="client_state"):
         engine.save_checkpoint(tmp_path / "run", client_state={"model": Tiny()})
+    with pytest.raises(sluice.ArgumentError, match='"loss" is or has another type: fractions.Fraction$') as raised:
+        engine.save_checkpoint(tmp_path / "run", client_state={"epoch": 1, "loss": fractions.Fraction(1)})
+    assert "weights_only" not in str(raised.value)
+    with pytest.raises(sluice.ArgumentError, match="\"latest\" is the name of the file"):
+        engine.save_checkpoint(tmp_path / "run", tag="latest")
     assert not (tmp_path / "run").exists()
     engine(*batch(0)).backward()
     with pytest.raises(sluice.ArgumentError, match="middle of a step"):
@@ -296,6 +363,51 @@ def test_param_groups_for_the_configs_optimizer(deepspeed):
             sluice.initialize(model=model, config=deepspeed, model_parameters=[{"params": model.parameters(), key: value}], units=[Block])
 
 
+@pytest.mark.parametrize("type_name, values, rates", [
+    ("WarmupLR", {"warmup_max_lr": 5e-4}, [5e-4, 5e-4]), ("WarmupLR", {}, [1e-4, RATE]), ("WarmupDecayLR", {"total_num_steps": 10**6}, None),
+    ("WarmupCosineLR", {"total_num_steps": 10**6}, [1e-4, RATE]),
+    ("OneCycle", {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3, "cycle_momentum": False}, None),
+    ("LRRangeTest", {}, None)])
+def test_rates_of_groups_under_deepspeeds_schedulers(deepspeed, caplog, type_name, values, rates):
+    """WarmupCosineLR multiplies them, and WarmupLR ends at them unless it names a rate. All others give all groups one rate."""
+    warmup = {"warmup_num_steps": 2} if type_name.startswith("Warmup") else {}
+    deepspeed["scheduler"] = {"type": type_name, "params": {**values, **warmup}}
+    deepspeed["gradient_accumulation_steps"], deepspeed["train_batch_size"] = 1, 4
+    model = tiny()
+    groups = [{"params": [model.embedding.weight], "lr": 1e-4},
+              {"params": [p for name, p in model.named_parameters() if name != "embedding.weight"]}]
+    engine = sluice.initialize(model=model, config=deepspeed, model_parameters=groups, units=[Block])[0]
+    for step in range(4):
+        engine.backward(engine(*batch(step)))
+        engine.step()
+        assert rates is not None or engine.get_lr()[0] == engine.get_lr()[1]
+    assert rates is None or engine.get_lr() == pytest.approx(rates, rel=1e-4)
+    assert ("the lr of a group has no effect" in caplog.text) == (rates != [1e-4, RATE])
+    engine.destroy()
+
+
+def test_a_start_above_zero_warms_up_no_group_of_its_own(deepspeed):
+    deepspeed["scheduler"] = {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-5, "warmup_num_steps": 2}}
+    model = tiny()
+    with pytest.raises(sluice.ArgumentError, match="write warmup_min_lr 0"):
+        sluice.initialize(model=model, config=deepspeed, units=[Block],
+                          model_parameters=[{"params": list(model.parameters()), "lr": 1e-4}])
+    engine = sluice.initialize(model=model, config=deepspeed, units=[Block],
+                               model_parameters=[{"params": list(model.parameters()), "weight_decay": 0.0}])[0]
+    assert engine.get_lr() == [1e-5]
+    engine.destroy()
+
+
+def test_a_warmup_of_no_steps_is_a_scheduler(deepspeed):
+    """As its warning says, DeepSpeed warmed up two steps then."""
+    deepspeed["scheduler"]["params"]["warmup_num_steps"] = 0
+    with pytest.raises(sluice.ArgumentError, match="the config has a schedule"):
+        sluice.initialize(model=tiny(), config=deepspeed, units=[Block], lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1))
+    engine, _, _, scheduler = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])
+    assert scheduler is not None and engine.get_lr() == [0.0]
+    engine.destroy()
+
+
 class Scaled(torch.nn.Module):
     """With a buffer that computation meets."""
 
@@ -306,17 +418,21 @@ class Scaled(torch.nn.Module):
         self.tiny = Tiny()
 
     def forward(self, tokens, labels):
-        x = self.tiny.embedding(tokens) * self.scale * self.count
+        x = self.tiny.embedding(tokens) * self.scale.to(self.tiny.embedding.weight.dtype) * self.count
         return torch.nn.functional.cross_entropy(self.tiny.head(self.tiny.blocks[0](x)).flatten(0, 1), labels.flatten())
 
 
-def test_buffers_have_the_parameters_type(deepspeed):
-    """As DeepSpeed has them."""
+def test_buffers_keep_their_types(deepspeed):
+    """As DeepSpeed has them since it reads data_types.buffer_dtype."""
     deepspeed["bf16"] = {"enabled": True}
+    deepspeed["data_types"] = {"keep_in_fp32_modules": "auto"}
     engine = sluice.initialize(model=Scaled(), config=deepspeed, units=[Block])[0]
-    assert engine.module.scale.dtype == torch.bfloat16 and engine.module.count.dtype == torch.int64
+    assert engine.module.scale.dtype == torch.float32 and engine.module.count.dtype == torch.int64
     assert engine.backward(engine(*batch(0))).dtype == torch.bfloat16
     engine.destroy()
+    for section, name in (({"buffer_dtype": "fp32"}, "buffer_dtype"), ({"keep_in_fp32_modules": ["scale"]}, "keep_in_fp32_modules")):
+        with pytest.raises(sluice.ConfigError, match=f"data_types.{name} .*buffers keep the program's types"):
+            sluice.initialize(model=Scaled(), config=deepspeed | {"data_types": section}, units=[Block])
 
 
 def test_base64_and_what_needs_no_key(deepspeed, caplog):
@@ -360,11 +476,17 @@ def test_loaders_of_data(deepspeed):
     engine, _, loader, _ = sluice.initialize(model=tiny(), config=deepspeed, training_data=data, units=[Block])
     assert loader is engine.training_dataloader and [len(tokens) for tokens, _ in loader] == [4, 4]
     engine.destroy()
+    for drops, expected in ((True, [4]), ("true", [4]), (False, [4, 3])):
+        engine, _, loader, _ = sluice.initialize(model=tiny(), config=deepspeed | {"dataloader_drop_last": drops}, training_data=data[:7],
+                                                 units=[Block])
+        assert [len(tokens) for tokens, _ in loader] == expected
+        engine.destroy()
 
 
-def test_fp16_scales_the_loss(deepspeed):
+def test_fp16_scales_the_loss(deepspeed, tmp_path):
     deepspeed["fp16"] = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 2, "hysteresis": 1}
     engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    assert engine.cur_scale == 1024
     assert engine.fp16_enabled() and next(engine.parameters()).dtype == torch.float16
     losses, norms = run(engine, 3)
     assert engine.cur_scale == 2048  # doubled behind two steps
@@ -379,8 +501,43 @@ def test_fp16_scales_the_loss(deepspeed):
     engine.step()
     assert engine.skipped_steps == 1 and not engine.was_step_applied()
     assert (engine.global_steps - 1, engine.get_lr()) == before  # the scheduler stands still
+    engine.save_checkpoint(tmp_path / "run")
     engine.destroy()
     other.destroy()
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    engine.load_checkpoint(tmp_path / "run")
+    assert engine.cur_scale == 2048
+    engine.destroy()
+
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(16, 16)])
+
+    def forward(self, inputs, count):
+        assert count.dtype == torch.int64
+        return self.layers[0](inputs["x"][0]).float().square().mean()
+
+
+def test_inputs_are_cast_to_fp16_where_the_file_says_so(deepspeed):
+    deepspeed["gradient_accumulation_steps"], deepspeed["train_batch_size"] = 1, 4
+    inputs = {"x": [torch.ones(4, 16)]}, torch.tensor(3)
+    for casts in (True, False):
+        deepspeed["fp16"] = {"enabled": True, "auto_cast": casts, "initial_scale_power": 4}
+        engine = sluice.initialize(model=Line(), config=deepspeed)[0]
+        if casts:
+            engine.backward(engine(*inputs))
+            engine.step()
+            assert engine.was_step_applied()
+        else:
+            with pytest.raises(RuntimeError, match="dtype"):
+                engine(*inputs)
+        engine.destroy()
+    deepspeed["fp16"] = {"enabled": False, "auto_cast": True}
+    engine = sluice.initialize(model=Line(), config=deepspeed)[0]
+    assert engine.backward(engine(*inputs)).dtype == torch.float32
+    engine.destroy()
 
 
 def test_boundaries_of_the_programs_own(deepspeed):
@@ -406,6 +563,9 @@ def test_what_is_refused(deepspeed, config):
         assert torch.isfinite(fresh(*batch(0)))
     refused(sluice.ArgumentError, "config= is missing")
     refused(sluice.ConfigError, "optimizer.type.*Lamb", config=deepspeed | {"optimizer": {"type": "Lamb", "params": {}}})
+    refused(sluice.ConfigError, "torch_autocast.*compute under torch.autocast in the program",
+            config=deepspeed | {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}})
+    refused(sluice.ArgumentError, "takes no lr: write optimizer.learning_rate, or optimizer.params.lr", config=deepspeed, lr=0.1)
     refused(sluice.ConfigError, "zero_optimisation", config=deepspeed | {"zero_optimisation": {}})
     automatic = deepspeed | {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"}
     refused(sluice.ConfigError, r'train_micro_batch_size_per_gpu(?s:.*)auto=\{"batch": 4\}', config=automatic)
@@ -440,13 +600,70 @@ def test_what_is_refused(deepspeed, config):
     refused(sluice.ArgumentError, "made steps already", model=model, config=deepspeed, optimizer=given)
 
 
-def test_adamw_is_what_a_config_without_optimizer_means(deepspeed, caplog):
+def test_what_fails_late_leaves_the_model_as_before(config):
+    model = tiny()
+    data = [tuple(part[0] for part in batch(i, rows=1)) for i in range(8)]
+    with pytest.raises(sluice.ArgumentError, match="how large a micro-batch is"):
+        sluice.initialize(model=model, config=config, units=[Block], training_data=data)
+    falls = {**config, "optimizer": {"learning_rate": 2e-5, "schedule": "cosine", "schedule_steps": 100}}  # ends at 1e-4
+    with pytest.raises(sluice.ConfigError, match="minimum_learning_rate"):
+        sluice.initialize(model=model, config=falls, units=[Block])
+    engine = sluice.initialize(model=model, config=config, units=[Block])[0]
+    engine.backward(engine(*batch(0)))
+    engine.step()
+    engine.destroy()
+
+
+def test_a_function_that_fails_leaves_no_engine(config):
+    def fail(optimizer):
+        made.append(optimizer)
+        raise KeyError("mine")
+    made = []
+    config["optimizer"].pop("learning_rate")
+    with pytest.raises(KeyError, match="mine"):
+        sluice.initialize(model=tiny(), config=config, units=[Block], lr_scheduler=fail)
+    with pytest.raises(sluice.SluiceError, match="closed"):
+        made[0].step()
+
+
+@pytest.mark.parametrize("section", [None, {}, {"legacy_fusion": False}])
+def test_adamw_is_what_a_config_without_optimizer_means(deepspeed, caplog, section):
     deepspeed.pop("optimizer")
     deepspeed.pop("scheduler")
-    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    if section is not None:
+        deepspeed["optimizer"] = section
+    engine, _, _, scheduler = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])
     assert "the file has no optimizer" in caplog.text
-    assert engine.get_lr() == [1e-3]
+    assert engine.get_lr() == [1e-3] and scheduler is None
     engine.destroy()
+    engine, _, _, scheduler = sluice.initialize(model=tiny(), config=deepspeed, units=[Block], auto={"lr": 0.5})
+    assert engine.get_lr() == [0.5] and scheduler is None
+    engine.destroy()
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_an_optimizer_of_the_program_needs_no_warning(deepspeed, caplog, is_function):
+    deepspeed.pop("optimizer")
+    deepspeed.pop("scheduler")
+    model = tiny()
+    given = torch.optim.AdamW if is_function else torch.optim.AdamW(model.parameters())
+    engine = sluice.initialize(model=model, config=deepspeed, units=[Block], optimizer=given)[0]
+    assert not caplog.records
+    engine.destroy()
+
+
+def test_values_that_json_has_not(deepspeed):
+    """As accelerate has them in its dictionaries."""
+    engine = sluice.initialize(model=tiny(), config=deepspeed | {"steps_per_print": math.inf}, units=[Block])[0]
+    assert engine.gradient_accumulation_steps() == 2
+    engine.destroy()
+    for key, value, words in (("gradient_clipping", math.nan, 'gradient_clipping "nan": it is "nan", but must be a number'),
+                              ("communication_data_type", torch.bfloat16, "says communication_data_type = torch.bfloat16, a dtype")):
+        with pytest.raises(sluice.ConfigError, match=words):
+            sluice.initialize(model=tiny(), config=deepspeed | {key: value}, units=[Block])
+    with pytest.raises(sluice.ConfigError, match=r"says optimizer.params.betas = tensor\(0.9"):
+        deepspeed["optimizer"]["params"]["betas"] = [torch.tensor(0.9), 0.95]
+        sluice.initialize(model=tiny(), config=deepspeed, units=[Block])
 
 
 def test_plain_configs_and_adamw_agree(config):

@@ -1,5 +1,6 @@
 #include "tools/deepspeed/config_source.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <set>
@@ -27,10 +28,14 @@ std::map<std::string, std::string> assigned_values(const std::vector<std::string
   std::map<std::string, std::string> values;
   for (const std::string& assignment : assignments) {
     const std::string key = assignment.substr(0, assignment.find('='));
-    if (!used.contains(key)) continue;
-    document.set(assignment);
-    values[key] = document.json_of(key);
+    const std::string section = key + ".";
+    if (std::ranges::any_of(used, [&](const std::string& name) {
+          return name == key || name.starts_with(section);
+        }))
+      document.set(assignment);
   }
+  for (const std::string& key : used)
+    if (document.origin_of(key) != "default") values[key] = document.json_of(key);
   return values;
 }
 

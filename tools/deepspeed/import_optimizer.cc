@@ -95,10 +95,12 @@ void import_clipping(ImportPass& pass) {
 // No optimizer in the file: the program makes it, and options may say how.
 void import_absent(ImportPass& pass) {
   const DeepspeedValues& values = pass.values();
-  if (!pass.has_section("optimizer") && values.names.empty())  // a program with names has its own
-    pass.report.understood.push_back(
-        {.text = "the file has no optimizer: in DeepSpeed the program makes it. Here the config's "
-                 "own keys do (optimizer.*), with Sluice's defaults where nothing is given"});
+  const bool is_refused = pass.has_section("optimizer.params");  // for its missing type
+  if (!is_refused && values.names.empty())                       // a program with names has its own
+    pass.understood("optimizer",
+                    "the file has no optimizer: in DeepSpeed the program makes it. Here the "
+                    "config's own keys do (optimizer.*), with Sluice's defaults where nothing is "
+                    "given");
   if (const auto rate = pass.given_number(kParams + "lr")) {
     const std::string from = values.assigned.contains("optimizer.learning_rate") ? "--set" : "--lr";
     pass.map(from, "optimizer.learning_rate", *rate);

@@ -131,7 +131,7 @@ void check_rate(ImportPass& pass, const std::string& type) {
 void import_no_scheduler(ImportPass& pass) {
   if (pass.has_section("scheduler"))
     return pass.refuse("scheduler", "scheduler.type is missing; write \"type\": \"WarmupLR\"");
-  if (!pass.has_section("optimizer")) {  // the program makes both
+  if (!pass.text("optimizer.type")) {  // the program makes both
     if (pass.values().names.empty() && pass.values().warmup_steps)
       pass.map("--warmup-steps", "optimizer.warmup_steps", *pass.values().warmup_steps);
     return;

@@ -149,6 +149,7 @@ bool is_refused_value(const DeepspeedKey& row, const OrderedJson& value) {
     const OrderedJson number = unquoted(value).value_or(value);
     return number.is_number() && number != 0;
   }
+  if (rule == "names") return !value.is_null() && value != "auto" && !value.empty();
   if (rule == ">1") return !value.is_number() || value > 1;
   if (rule == "autotp_size>1") return member_number(value, "autotp_size") > 1;
   if (rule == "stages>1") return member_number(value, "stages") > 1;

@@ -78,7 +78,8 @@ MAPPED = {
     "activation_checkpointing.cpu_checkpointing": ({}, True, False),
 }
 REFUSED_VALUES = {"always": 1, "present": {"x": 1}, "true": True, "false": False, "enabled": {"enabled": True}, ">1": 2,
-                  "autotp_size>1": {"autotp_size": 2}, "stages>1": {"stages": 2}, "fp16": "fp16", "sum": "sum", "nonzero": 0.5}
+                  "autotp_size>1": {"autotp_size": 2}, "stages>1": {"stages": 2}, "fp16": "fp16", "sum": "sum", "nonzero": 0.5,
+                  "names": ["freq"]}
 SAMPLES = {"bool": True, "int": 5, "number": 0.5, "string": "x", "object": {"enabled": False}, "any": 1, "path": "/x"}
 
 
