@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 from torch import nn
 
-from .errors import ArgumentError, SluiceError, StorageError, in_a_step, remedy_of
+from .errors import ArgumentError, RanksError, StorageError, in_a_step, remedy_of
 from .state import SAFETENSORS, SafetensorsValues
 from .units import Member, names_of_members
 
@@ -83,18 +83,9 @@ def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_sha
         shards[-1].append(entry)
         size += bytes_
     names = [_SINGLE] if len(shards) == 1 else [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    world = model._sluice.engine.world  # type: ignore[union-attr]
     target = pathlib.Path(folder)
-    unread = {entry[0]: entry[3] for entry in entries}  # all ranks read each entry, in this order
 
-    def read(name: str) -> torch.Tensor:
-        values: torch.Tensor = unread.pop(name)()
-        return values
-
-    def write() -> None:
-        target.mkdir(parents=True, exist_ok=True)
-        for name, shard in zip(names, shards):
-            _write(target / name, shard, read)
+    def end() -> None:
         if len(shards) > 1:
             index = {"metadata": {"total_size": sum(_bytes(entry) for entry in entries)},
                      "weight_map": {entry[0]: name for name, shard in zip(names, shards) for entry in shard}}
@@ -103,21 +94,18 @@ def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_sha
             if old.name not in names and not (old.name == _INDEX and len(shards) > 1):
                 old.unlink(missing_ok=True)
 
-    def write_and_read_all() -> None:
-        try:
-            write()
-        finally:  # the other ranks read all of them, whatever becomes of the files
-            for name in list(unread):
-                read(name)
-
-    if world is None:
-        write()
-    else:
-        if world.rank != 0:
-            for name in list(unread):
-                read(name)
-        world.on_first_rank(write_and_read_all)
+    on_first = _on_first_rank(model)
+    on_first(lambda: target.mkdir(parents=True, exist_ok=True))
+    for name, shard in zip(names, shards):
+        _write(target / name, shard, on_first)
+    on_first(end)
     return [str(target / name) for name in names]
+
+
+def _on_first_rank(model: nn.Module) -> "Callable[[Callable[[], Any]], None]":
+    """Runs what it is given on rank 0 of the model's ranks; all of them call it, and go on together."""
+    world = model._sluice.engine.world  # type: ignore[union-attr]
+    return (lambda body: body()) if world is None else world.on_first_rank
 
 
 def _bytes(entry: Any) -> int:
@@ -125,7 +113,9 @@ def _bytes(entry: Any) -> int:
     return int(torch.Size(shape).numel() * dtype.itemsize)
 
 
-def _write(path: pathlib.Path, entries: "list[Any]", read: "Callable[[str], torch.Tensor]") -> None:
+def _write(path: pathlib.Path, entries: "list[Any]", on_first: "Callable[[Callable[[], Any]], None]") -> None:
+    """All ranks read each entry, and one writes it. The others wait for it behind each, not in the next one's read: how long a drive
+    takes for bytes or for a sync has no limit."""
     header: "dict[str, Any]" = {"__metadata__": {"format": "pt"}}
     at = 0
     for entry in entries:
@@ -134,34 +124,84 @@ def _write(path: pathlib.Path, entries: "list[Any]", read: "Callable[[str], torc
         at += _bytes(entry)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-
-    def write(file: Any) -> None:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for entry in entries:
-            values = read(entry[0]).contiguous()
-            if values.numel() != 0:
-                file.write((C.c_char * values.nbytes).from_address(values.data_ptr()))
-            del values  # before the next is read
-    replace_file(path, write)
-
-
-def replace_file(path: pathlib.Path, write: "Callable[[Any], Any]") -> None:
-    """The file appears whole or not at all, and stays: its bytes and then its name are durable on return. A quota or a network
-    file system may refuse the bytes at the sync, or only when the file is closed."""
-    made = path.with_name(path.name + ".new")
+    file = NewFile(path)
     try:
-        with open(made, "wb") as file:
-            write(file)
-            file.flush()
-            _sync(file.fileno())
-        os.replace(made, path)
-        _sync_folder(path.parent)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            made.unlink(missing_ok=True)
-        if isinstance(error, OSError) and not isinstance(error, SluiceError):
-            raise StorageError(f"cannot write \"{path}\": {error.strerror}; {remedy_of(error)}") from error
+        on_first(lambda: file.write(struct.pack("<Q", len(text)) + text))
+        for entry in entries:
+            _write_entry(file, entry[3], on_first)
+        on_first(file.finish)
+    finally:
+        file.abandon()
+
+
+def _write_entry(file: "NewFile", read: "Callable[[], torch.Tensor]", on_first: "Callable[[Callable[[], Any]], None]") -> None:
+    failure: Optional[Exception] = None
+    try:
+        values = read()
+    except RanksError:  # all of them fail
         raise
+    except Exception as error:  # pylint: disable=broad-except  # the other ranks have to hear of any
+        failure = error
+
+    def write() -> None:
+        if failure is not None:
+            raise failure
+        whole = values.contiguous()
+        if whole.numel() != 0:
+            file.write((C.c_char * whole.nbytes).from_address(whole.data_ptr()))
+    on_first(write)
+    if failure is not None:
+        raise failure
+
+
+class NewFile:
+    """A file that appears whole or not at all, and stays: its bytes and then its name are durable behind finish(). A quota or a
+    network file system may refuse the bytes at the sync, or only when the file is closed. abandon() removes what has not been
+    finished."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path, self._made = path, path.with_name(path.name + ".new")
+        self._file: Any = None
+
+    def write(self, data: Any) -> None:
+        with self._named():
+            if self._file is None:
+                self._file = open(self._made, "wb")  # pylint: disable=consider-using-with  # finish() and abandon() close it
+            self._file.write(data)
+
+    def finish(self) -> None:
+        with self._named():
+            self._file.flush()
+            _sync(self._file.fileno())
+            self._file.close()
+            os.replace(self._made, self._path)
+            _sync_folder(self._path.parent)
+        self._file = None
+
+    def abandon(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                self._made.unlink(missing_ok=True)
+        self._file = None
+
+    @contextlib.contextmanager
+    def _named(self) -> "Iterator[None]":
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"cannot write \"{self._path}\": {error.strerror}; {remedy_of(error)}") from error
+
+
+def replace_file(path: pathlib.Path, write: "Callable[[NewFile], Any]") -> None:
+    """Writes a NewFile by one call."""
+    file = NewFile(path)
+    try:
+        write(file)
+        file.finish()
+    finally:
+        file.abandon()
 
 
 def _sync(descriptor: int) -> None:
@@ -218,11 +258,10 @@ def save_pretrained(model: nn.Module, folder: "str | os.PathLike[str]", max_shar
     """save_safetensors(), and the model's configuration as transformers' own save_pretrained() writes it, so that
     from_pretrained() of either finds all."""
     save_safetensors(model, folder, max_shard_bytes)
-    world = model._sluice.engine.world  # type: ignore[union-attr]
     for part in ("config", "generation_config"):
         settings = getattr(model, part, None)
-        if settings is not None and hasattr(settings, "save_pretrained") and (world is None or world.rank == 0):
-            settings.save_pretrained(folder)
+        if settings is not None and hasattr(settings, "save_pretrained"):
+            _on_first_rank(model)(lambda settings=settings: settings.save_pretrained(folder))
 
 
 def open_safetensors(folder: "str | os.PathLike[str]") -> SafetensorsValues:

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import socket
+import threading
 from typing import Any, Callable, Iterator, Optional
 
 import torch.distributed as dist
@@ -24,6 +25,7 @@ _LAUNCHERS = (("WORLD_SIZE", "RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_
               ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"))
 _OF_HOST = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # how many of them this host has
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_AT_WORK_S = 0.05  # how often rank 0 says that it is still at work; a fraction of the least sharding.timeout
 _meetings = 0
 _stores: "dict[str, Any]" = {}  # rank 0's first store at each place of meeting: the others connect to it again for later ones
 
@@ -42,18 +44,41 @@ class World:
         self.local_rank = hosts[:rank].count(hosts[rank])
 
     def on_first_rank(self, body: "Callable[[], Any]") -> None:
-        """Runs `body` on rank 0. No rank goes on before that has ended; where it fails, it fails on all."""
-        failure: Optional[Exception] = None
-        if self.rank == 0:
+        """Runs `body` on rank 0. No rank goes on before that has ended; where it fails, it fails on all. It may take longer than ranks
+        wait for each other: meanwhile rank 0 tells the others that it is at work, so `body` runs on a thread of its own. It must not
+        meet the other ranks."""
+        if self.rank != 0:
+            is_over, told = False, None
+            while not is_over:
+                is_over, told = self.exchange(None)[0]
+            if told is not None:
+                raise RanksError(f"rank 0 has failed: {told}")
+            return
+        failures: "list[BaseException]" = []
+        ended = threading.Event()
+
+        def run() -> None:
             try:
                 body()
-            except Exception as error:  # pylint: disable=broad-except  # the others have to hear of any
-                failure = error
-        told = self.exchange(None if failure is None else f"{type(failure).__name__}: {failure}")[0]
+            except BaseException as error:  # pylint: disable=broad-except  # the others have to hear of any
+                failures.append(error)
+            finally:
+                ended.set()
+        thread = threading.Thread(target=run, name="sluice-rank-0")
+        try:
+            thread.start()
+        except RuntimeError:  # no thread can be had: the others hear of it when it has ended
+            run()
+        try:
+            while not ended.wait(_AT_WORK_S):
+                self.exchange([False, None])
+        finally:
+            if thread.ident is not None:
+                thread.join()
+        failure = failures[0] if failures else None
+        self.exchange([True, None if failure is None else f"{type(failure).__name__}: {failure}"])
         if failure is not None:
             raise failure
-        if told is not None:
-            raise RanksError(f"rank 0 has failed: {told}")
 
     def consecutive_per_host(self) -> int:
         """How many ranks each host has, where they are equally many and follow each other."""
@@ -315,5 +340,8 @@ def _world_of_store(rank: int, size: int, timeout_s: float) -> World:
                 store.set(f"{count}/{rank}/has read", "1")
             else:
                 store.wait([f"{count}/{other}/has read" for other in range(1, size)])
+                for other in range(size):  # a training of weeks says much
+                    store.delete_key(f"{count}/{other}")
+                    store.delete_key(f"{count}/{other}/has read")
         return every
     return World(rank, size, exchange)

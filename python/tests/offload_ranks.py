@@ -2,6 +2,7 @@
 usage: offload_ranks.py FOLDER CASE..."""
 
 import copy
+import errno
 import json
 import os
 import pathlib
@@ -225,6 +226,42 @@ def case_initialize(folder):
         engine.step()
     assert (engine.global_steps, engine.global_samples) == (3, 48)
     engine.destroy()
+
+
+def case_slow_saving(folder):
+    """The drive takes longer for a file than ranks wait for each other, and has no room for another. The training goes on."""
+    config = config_of(folder, 3)
+    config["sharding"]["timeout"] = 1
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    train(model, optimizer, 0, 1)
+    sync, count = os.fsync, 0
+
+    def slow(descriptor):
+        nonlocal count
+        count += 1
+        if count == 1 and RANK == 0:
+            time.sleep(2.5)
+        if count == 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+    os.fsync = slow
+    paths = sluice.save_safetensors(model, folder / "slow", max_shard_bytes=20000)
+    values, expected = sluice.open_safetensors(folder / "slow"), model.state_dict()
+    assert len(paths) > 2 and all(torch.equal(values[name], expected[name]) for name in values)
+    if RANK == 0:
+        count = 96
+    try:
+        sluice.save_safetensors(model, folder / "slow", max_shard_bytes=20000)
+    except sluice.StorageError:
+        assert RANK == 0
+    except sluice.RanksError as failure:
+        assert RANK == 1 and "rank 0 has failed: StorageError: cannot write" in str(failure), failure
+    else:
+        raise AssertionError("the drive had no room, and nothing was said")
+    os.fsync = sync
+    train(model, optimizer, 1, 1)
+    optimizer.close()
 
 
 def case_refusals(folder):

@@ -27,7 +27,7 @@ def run(launcher, folder, cases, ranks=2, **environment):
 
 def test_torchrun(tmp_path):
     run([sys.executable, "-B", "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1",
-         f"--master_port={free_port()}"], tmp_path, ["stages", "resuming", "initialize", "refusals", "torch", "norm_group",
+         f"--master_port={free_port()}"], tmp_path, ["stages", "resuming", "initialize", "slow_saving", "refusals", "torch", "norm_group",
                                          "announced", "local", "mixed"], OMP_NUM_THREADS="1")
 
 
