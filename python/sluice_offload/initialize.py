@@ -22,6 +22,7 @@ from .errors import ArgumentError
 from .files import replace_file
 from .offload import offload
 from .optimizer import OffloadOptimizer
+from .program_keys import engine_part
 from .schedule import ConfigSchedule, names_schedule
 from .schedulers import packed, rebind_scheduler, require_rates_alone, unpacked
 from .units import Units, find_units
@@ -78,7 +79,7 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     if hasattr(lr_scheduler, "step"):
         require_rates_alone(lr_scheduler)
     batch = 0 if training_data is None else _micro_batch(settings)
-    ours = offload(model, settings, optimizer=optimizer, **options)
+    ours = offload(model, engine_part(settings), optimizer=optimizer, **options)
     try:
         rates = [group["lr"] for group in ours.param_groups]
         scheduler = ConfigSchedule(ours, settings) if has_schedule else _take_scheduler(lr_scheduler, ours)

@@ -32,6 +32,7 @@ from .engine import Config, logger, require_no_store
 from .errors import ArgumentError
 from .offload import offload
 from .optimizer import OffloadOptimizer
+from .program_keys import engine_part
 from .schedulers import rebind_scheduler, require_rates_alone
 
 _STATE = ".sluice"  # beside Lightning's checkpoint: the folder of Sluice's
@@ -260,7 +261,7 @@ class SluiceStrategy(ParallelStrategy):
         if hasattr(self.lightning_module, "_sluice"):
             raise _offloaded_already(type(self.lightning_module).__name__)
         found = self._given
-        settings = self._deepspeeds(found, trainer, given) if isinstance(found, DeepspeedConfig) else copy.deepcopy(found)
+        settings = engine_part(self._deepspeeds(found, trainer, given)) if isinstance(found, DeepspeedConfig) else copy.deepcopy(found)
         add_keys(settings, self._keys, "SluiceStrategy(): keys=")
         section = settings.setdefault("optimizer", {})
         section.setdefault("clip_norm", float(trainer.gradient_clip_val or 0))

@@ -25,6 +25,7 @@ from .hooks import Walk
 from .keywords import explains_keywords
 from .optimizer import OffloadOptimizer
 from .processes import World, find_world, processes_of_host, require_member
+from .program_keys import warn_of_program_keys
 from .state import Gatherer, hook_state_dict
 from .storage import Storages, UnitStorage
 from .units import Member, Unit, Units, find_units, rounded_text
@@ -130,6 +131,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if isinstance(values, Mapping):
         matching_buffers(model, values, found)
     place = place_of(((member.name, member.parameter) for unit in found.units for member in unit.members), device)
+    warn_of_program_keys(settings, place)
     if optimizer is not None:
         take_over(settings, optimizer, model, found)
     if norm_group is not None:

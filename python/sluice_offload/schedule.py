@@ -9,8 +9,8 @@ from .deepspeed import ResolvedConfig
 from .errors import ArgumentError
 from .optimizer import OffloadOptimizer
 
-_KEYS = ("schedule", "warmup_steps", "schedule_steps", "warmup", "warmup_start", "one_cycle", "range_test",
-         "minimum_learning_rate", "schedule_count")
+SCHEDULE_KEYS = ("schedule", "warmup_steps", "schedule_steps", "warmup", "warmup_start", "one_cycle", "range_test",
+                 "minimum_learning_rate", "schedule_count")
 _AT_A_TIME = 256
 
 
@@ -60,7 +60,7 @@ def names_schedule(config: "dict[str, Any]", resolved: "Optional[ResolvedConfig]
     """Whether the config has a schedule, and one whose rates are known. `resolved`: the config came from one of DeepSpeed's, for which
     the importer writes a constant schedule where the file has none."""
     section = config.get("optimizer", {})
-    named = {key for key in _KEYS if key in section}
+    named = {key for key in SCHEDULE_KEYS if key in section}
     shape = section.get("schedule", "cosine")
     if resolved is not None and not resolved.has_scheduler:
         named -= {"minimum_learning_rate"}  # the end of a cosine, which only `sluice train` takes for granted

@@ -30,6 +30,7 @@ from .errors import ArgumentError
 from .files import load_safetensors
 from .offload import offload
 from .optimizer import OffloadOptimizer
+from .program_keys import engine_part
 from .schedule import ConfigSchedule
 from .schedulers import rebind_scheduler, require_rates_alone
 
@@ -232,6 +233,7 @@ class Trainer(transformers.Trainer):
         found = self._sluice_given
         if isinstance(found, DeepspeedConfig):
             settings, given = self._deepspeeds(found, model)
+            settings = engine_part(settings)
         else:
             settings, given = copy.deepcopy(found), self._torch_optimizer(model)
         add_keys(settings, self._sluice_keys, "Trainer(): sluice_keys=")

@@ -33,6 +33,24 @@ def test_files_with_comments(file):
     engine.destroy()
 
 
+def test_keys_that_the_program_decides_are_named(file, caplog):
+    text = file.read_text(encoding="utf-8")
+    for changed, keys in ((text, None), (text.replace("2e-3", '2e-3, "warmup_steps": 100, "schedule": "linear", "schedule_steps": 1000'),
+                                         "optimizer.schedule, optimizer.warmup_steps, optimizer.schedule_steps of the config: no effect"),
+                          (text.replace("{\n", '{"batch": {"micro_batches": 2}, "trace": {"file": "t"}, "run": {"steps": 9, "threads": 1, '
+                                        '"device": "cuda"},\n', 1), 'batch, trace, run.steps, run.device "cuda" of the config: no effect')):
+        file.write_text(changed, encoding="utf-8")
+        caplog.clear()
+        with caplog.at_level("WARNING"):
+            sluice.offload(tiny(), str(file), units=[Block]).close()
+        assert keys in caplog.text if keys else "no effect" not in caplog.text
+    file.write_text(text.replace("2e-3", '2e-3, "warmup_steps": 100, "schedule": "constant"'), encoding="utf-8")
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        sluice.initialize(model=tiny(), config=str(file), units=[Block])[0].destroy()
+    assert "no effect" not in caplog.text  # it follows them
+
+
 def test_files_for_the_optimizer_alone(file, caplog):
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     file.write_text("".join(line for line in lines if '"optimizer": {' not in line), encoding="utf-8")
