@@ -61,6 +61,7 @@ std::uint64_t less(std::uint64_t from, std::uint64_t what) {
 
 struct GroupFiles {
   const char* limit;
+  const char* name;
   const char* usage;
   // This group's caches and those below it; the kernel drops them when it needs memory.
   std::initializer_list<const char*> caches;
@@ -75,8 +76,17 @@ MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_r
     room = {.size_bytes = (*free_kib << 10) + own_bytes, .bound = "the machine"};
   std::string bounding_folder;
   const GroupFiles kinds[] = {
-      {"/memory.max", "/memory.current", {"inactive_file ", "active_file ", "slab_reclaimable "}},
+      {"/memory.max",
+       "limit",
+       "/memory.current",
+       {"inactive_file ", "active_file ", "slab_reclaimable "}},
+      // Beyond it the kernel stops each allocation for a while and takes back what it can.
+      {"/memory.high",
+       "memory.high",
+       "/memory.current",
+       {"inactive_file ", "active_file ", "slab_reclaimable "}},
       {"/memory.limit_in_bytes",
+       "limit",
        "/memory.usage_in_bytes",
        {"total_inactive_file ", "total_active_file "}}};
   for (const std::string& folder : cgroup_folders(proc + "/self/cgroup", cgroup_root, {"memory"})) {
@@ -90,8 +100,9 @@ MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_r
         used_bytes = less(used_bytes, value_of(folder + "/memory.stat", cache).value_or(0));
       const std::uint64_t free_bytes = less(*limit_bytes, used_bytes);
       if (free_bytes >= room.size_bytes) continue;
-      room = {.size_bytes = free_bytes,
-              .bound = fmt::format("the cgroup's limit of {}", format_bytes(*limit_bytes))};
+      room = {
+          .size_bytes = free_bytes,
+          .bound = fmt::format("the cgroup's {} of {}", files.name, format_bytes(*limit_bytes))};
       bounding_folder = folder;
     }
   }

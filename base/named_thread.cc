@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 
-#include <sluice/error.h>
 #include "base/float_environment.h"
 #include "base/numa.h"
 
@@ -27,12 +26,16 @@ std::thread start_thread(const std::string& name, std::function<void()> body) {
       body();
     });
   } catch (const std::system_error& error) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("cannot start the thread \"{}\": {}; raise the number of processes "
-                            "(ulimit -u) or the container's (pids.max of its cgroup), or leave "
-                            "room in memory for the thread's stack (ulimit -v)",
-                            name, errno_text(error.code().value())));
+    throw thread_refused(fmt::format("the thread \"{}\"", name), error.code().value());
   }
+}
+
+Error thread_refused(const std::string& what, int error_number) {
+  return Error(ErrorCode::kUnsupported,
+               fmt::format("cannot start {}: {}; raise the number of processes (ulimit -u) or the "
+                           "container's (pids.max of its cgroup), or leave room in memory for the "
+                           "thread's stack (ulimit -v)",
+                           what, errno_text(error_number)));
 }
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
 #include "base/numa.h"
 
 #include <hwloc.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +16,22 @@ namespace {
 
 // Never destroyed, because threads use it to the end of the process.
 std::atomic<const NumaNodes*> part_of_process = nullptr;
+
+bool is_variable_set(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && *value != '\0';
+}
+
+// By the variables of the OpenMP standard, of GNU's runtime and of LLVM's.
+bool openmp_binds_threads() {
+  static const bool binds = [] {
+    if (const char* const value = std::getenv("OMP_PROC_BIND"); value != nullptr && *value != '\0')
+      return ::strcasecmp(value, "false") != 0;
+    return is_variable_set("OMP_PLACES") || is_variable_set("GOMP_CPU_AFFINITY") ||
+           is_variable_set("KMP_AFFINITY");
+  }();
+  return binds;
+}
 
 }  // namespace
 
@@ -68,6 +85,10 @@ struct NumaNodes::Content {
     }
   }
 
+  bool binds_threads() const noexcept {
+    return units_of.size() > 1 || (!units_of.empty() && (is_part || openmp_binds_threads()));
+  }
+
   void bind(const Bitmap& units) const noexcept {
     (void)hwloc_set_cpubind(topology.get(), units.get(), HWLOC_CPUBIND_THREAD);
   }
@@ -104,8 +125,12 @@ bool NumaNodes::stay_near(const std::string& processors) {
   return true;
 }
 
+bool NumaNodes::binds_new_threads() noexcept {
+  return part_of_process != nullptr || openmp_binds_threads();
+}
+
 void NumaNodes::bind_new_thread() noexcept {
-  if (const NumaNodes* const part = part_of_process) part->unbind_this_thread();
+  if (binds_new_threads()) of_machine().unbind_this_thread();
 }
 
 std::unique_ptr<NumaNodes> NumaNodes::near(const std::string& processors) const {
@@ -149,11 +174,11 @@ unsigned NumaNodes::node_of(std::uint64_t index, std::uint64_t total) const {
 }
 
 void NumaNodes::bind_this_thread(unsigned node) const noexcept {
-  if (count() > 1 || is_part()) content_->bind(content_->units_of[node]);
+  if (content_->binds_threads()) content_->bind(content_->units_of[node]);
 }
 
 void NumaNodes::unbind_this_thread() const noexcept {
-  if (count() > 1 || is_part()) content_->bind(content_->usable);
+  if (content_->binds_threads()) content_->bind(content_->usable);
 }
 
 }  // namespace sluice

@@ -25,8 +25,11 @@ class NumaNodes {
   // where they are. If the process may use none of the processors, the call changes nothing and
   // returns false.
   static bool stay_near(const std::string& processors);
-  // Binds the calling thread to the processors that stay_near() selected. Does nothing before
-  // stay_near().
+  // Whether new threads have to be bound, because those of their creator are not the processors
+  // that the process computes on: after stay_near(), and where OpenMP's runtime binds threads. The
+  // runtime binds the thread that loads it to one processor, and new threads inherit that.
+  static bool binds_new_threads() noexcept;
+  // Binds the calling thread to all processors of of_machine() if binds_new_threads() is true.
   static void bind_new_thread() noexcept;
 
   // Makes nodes from a description in hwloc's notation ("node:2 core:4 pu:1"), for tests. Such an

@@ -54,6 +54,7 @@ void apply_cgroup_folder(Limits& limits, const std::string& folder) {
   apply_quota(limits, first_line(folder + "/cpu.cfs_quota_us"),
               first_line(folder + "/cpu.cfs_period_us"));
   apply_memory(limits, first_line(folder + "/memory.max"));
+  apply_memory(limits, first_line(folder + "/memory.high"));  // the kernel slows what is beyond it
   apply_memory(limits, first_line(folder + "/memory.limit_in_bytes"));
 }
 

@@ -8,9 +8,15 @@
 #include <oneapi/tbb/task_arena.h>
 #include <oneapi/tbb/task_scheduler_observer.h>
 
+#include <cerrno>
 #include <optional>
+#include <stdexcept>
+#include <string_view>
+
+#include <fmt/format.h>
 
 #include "base/float_environment.h"
+#include "base/named_thread.h"
 #include "base/numa.h"
 
 namespace sluice {
@@ -22,7 +28,7 @@ class NodeBinder : public tbb::task_scheduler_observer {
  public:
   NodeBinder(tbb::task_arena& arena, unsigned threads)
       : tbb::task_scheduler_observer(arena), threads_(threads) {
-    if (nodes_.count() > 1 || nodes_.is_part()) observe(true);
+    if (nodes_.count() > 1 || NumaNodes::binds_new_threads()) observe(true);
   }
   ~NodeBinder() override { observe(false); }
 
@@ -64,7 +70,7 @@ WorkerArena::~WorkerArena() = default;
 void WorkerArena::run(std::uint64_t count, Call call, const void* body) {
   if (count == 0) return;
   using Range = tbb::blocked_range<std::uint64_t>;
-  tbb_->arena.execute([&] {
+  const auto loop = [&] {
     tbb::parallel_for(
         Range(0, count),
         [&](const Range& range) {
@@ -73,7 +79,14 @@ void WorkerArena::run(std::uint64_t count, Call call, const void* body) {
           for (std::uint64_t i = range.begin(); i != range.end(); ++i) call(body, i, worker);
         },
         tbb::simple_partitioner());
-  });
+  };
+  try {
+    tbb_->arena.execute(loop);
+  } catch (const std::runtime_error& error) {
+    // oneTBB starts its threads when they have work, and has no type for this error.
+    if (!std::string_view(error.what()).starts_with("pthread_create")) throw;
+    throw thread_refused(fmt::format("one of {} threads for updates", threads_), EAGAIN);
+  }
 }
 
 }  // namespace sluice

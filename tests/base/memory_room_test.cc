@@ -93,6 +93,16 @@ TEST_F(MemoryRoomTest, TheLeastOfTheAncestorsBinds) {
   EXPECT_EQ(read().size_bytes, 32_MiB);
 }
 
+TEST_F(MemoryRoomTest, AllocationsAreNotToBeSlowedByTheGroup) {
+  write("proc/self/cgroup", "0::/job");
+  write("sys/job/memory.max", std::to_string(200_MiB));
+  write("sys/job/memory.high", std::to_string(64_MiB));
+  EXPECT_EQ(read().size_bytes, 64_MiB);
+  EXPECT_EQ(read().bound, "the cgroup's memory.high of 64.0 MiB");
+  write("sys/job/memory.high", "max");
+  EXPECT_EQ(read().bound, "the cgroup's limit of 200 MiB");
+}
+
 TEST_F(MemoryRoomTest, Version1) {
   write("proc/self/cgroup", "4:memory:/docker/1f\n2:cpu,cpuacct:/docker/1f\n0::/");
   write("sys/memory/docker/memory.limit_in_bytes", "9223372036854771712");  // none

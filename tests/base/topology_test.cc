@@ -94,6 +94,13 @@ TEST_F(FakeCgroup, LimitOfAnAncestorBinds) {
   EXPECT_EQ(read().memory_bytes, 1048576u);  // and the group's own, where that is less
 }
 
+TEST_F(FakeCgroup, MemoryThatTheKernelSlowsIsNotCounted) {
+  write("proc", "0::/job");
+  write("sys/job/memory.max", "8388608");
+  write("sys/job/memory.high", "2097152");
+  EXPECT_EQ(read().memory_bytes, 2097152u);
+}
+
 TEST_F(FakeCgroup, MaxAndLargeQuotasLimitNothing) {
   const unsigned unlimited = read().granted_cores;
   EXPECT_EQ(read().quota_cores, UINT_MAX);

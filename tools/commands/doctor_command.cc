@@ -22,6 +22,7 @@
 #include <sluice/units.h>
 #include "base/text_file.h"
 #include "base/topology.h"
+#include "engine/plan/host_memory.h"
 #include "engine/store/missing_promise.h"
 #include "gpu/cuda/cuda_environment.h"
 #include "gpu/ranks/mpi_collectives.h"
@@ -39,8 +40,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kMemlockBytes = 64_MiB;  // some buffers of a usual run
-constexpr std::uint64_t kFreeBytes = 10_GiB;     // state of a model of 800 M parameters
+constexpr std::uint64_t kFreeBytes = 10_GiB;  // state of a model of 800 M parameters
 constexpr long kTmpfsMagic = 0x01021994;
 constexpr long kOverlayMagic = 0x794c7630;
 constexpr long kNfsMagic = 0x6969;
@@ -78,13 +78,18 @@ Finding look_at_memlock() {
   Finding finding{.subject = "locked memory",
                   .text = is_unlimited ? "no limit" : "up to " + format_bytes(limit.rlim_cur),
                   .remedy = ""};
-  if (is_unlimited || limit.rlim_cur >= kMemlockBytes) return finding;
+  // Transfer buffers are registered as a whole, and the largest are nearly memory.host.
+  const std::uint64_t buffer_bytes = default_host_bytes(topology().memory_bytes);
+  if (is_unlimited || limit.rlim_cur >= buffer_bytes) return finding;
   if (!is_memlock_bound(limit.rlim_cur)) {
     finding.text += ", which does not bind this process (CAP_IPC_LOCK)";
     return finding;
   }
   finding.health = Health::kWarn;
-  finding.text += ": too little to register buffers with the kernel or to pin host memory";
+  finding.text += fmt::format(
+      ": larger buffers are not registered with the kernel, and pinned for each transfer; "
+      "memory.host has {} by default",
+      format_bytes(buffer_bytes));
   finding.remedy = "ulimit -l unlimited (memlock in /etc/security/limits.conf)";
   return finding;
 }

@@ -58,6 +58,27 @@ class GrantedCores(CliCase):
                 os.rmdir(group)
         self.skipTest("this user may not make cgroups with a quota of processor time")
 
+    def test_threads_that_cannot_be_started(self):
+        """oneTBB starts the arena's threads, and a container may have too few processes left for them."""
+        for root in ("/sys/fs/cgroup/pids", "/sys/fs/cgroup"):
+            group = os.path.join(root, f"sluice-pids-{os.getpid()}")
+            try:
+                os.mkdir(group)
+            except OSError:
+                continue
+            try:
+                with open(os.path.join(group, "pids.max"), "w", encoding="ascii") as file:
+                    file.write("2")
+                result = self.run_sluice("bench", "adam", "--parameters", 1000000, "--rounds", 1, "--threads", 2, "--quiet", expect=5,
+                                         prefix=("sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh"))
+                self.assertRegex(result.stderr, r"cannot start .*threads? .*pids\.max")
+                return
+            except OSError:
+                continue
+            finally:
+                os.rmdir(group)
+        self.skipTest("this user may not make cgroups with a limit of processes")
+
     @staticmethod
     def set_one_core(group):
         for name, quota in (("cpu.max", "100000 100000"), ("cpu.cfs_quota_us", "100000")):

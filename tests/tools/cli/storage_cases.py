@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 
 from cli_support import ON_NVME, CliCase, as_ordinary_user, mount_tmpfs
@@ -58,7 +59,9 @@ class Doctor(CliCase):
         """As in a container."""
         if os.geteuid() != 0 or shutil.which("setpriv") is None or shutil.which("prlimit") is None:
             self.skipTest("root, setpriv and prlimit are needed")
-        little = ("prlimit", "--memlock=65536")
+        hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+        enough_for_small_runs = 64 << 20
+        little = ("prlimit", f"--memlock={enough_for_small_runs if hard == resource.RLIM_INFINITY else min(hard, enough_for_small_runs)}")
         with open("/proc/self/status", encoding="ascii") as file:
             has_it = int(re.search(r"CapEff:\s*(\S+)", file.read())[1], 16) >> 14 & 1
         for prefix, health in ((little, "ok" if has_it else "warn"), ((*little, "setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock"), "warn")):
