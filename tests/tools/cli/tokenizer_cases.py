@@ -54,6 +54,18 @@ class Tokenizers(CliCase):
         self.assertNotEqual(self.train(VOCABULARY, "--tokenizer", "tokenizer.json")["state_sha256"], first["state_sha256"])
         self.assertEqual(self.token_files(), [made])
 
+    def test_a_token_file_that_was_cut_is_made_again(self):
+        first = self.train(VOCABULARY, "--tokenizer", "tokenizer.json")
+        made, = self.token_files()
+        with open(made, "rb") as file:
+            whole = file.read()
+        for cut in (whole[:-2], whole[:-1], whole + b"\0\0", whole[:1024], whole[:9]):
+            with open(made, "wb") as file:
+                file.write(cut)
+            self.assertEqual(self.train(VOCABULARY, "--tokenizer", "tokenizer.json")["state_sha256"], first["state_sha256"])
+            with open(made, "rb") as file:
+                self.assertEqual(file.read(), whole)
+
     def test_what_does_not_fit_is_refused_before_a_file_is_made(self):
         message = self.fail_train(2, None, "--tokenizer", "tokenizer.json")
         self.assertIn("has 258 tokens, but model.vocabulary is 256; raise it to at least 258", message)

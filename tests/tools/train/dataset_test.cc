@@ -154,6 +154,13 @@ TEST_F(DatasetTest, RefusesTokensBeyondTheVocabulary) {
   write_bytes(std::string(50, 'a') + "b");
   config_.model.vocabulary = 99;
   (void)Dataset(config_);
+  config_.text_file = "text";  // which the tokens were made from
+  config_.model.vocabulary = 98;
+  EXPECT_NE(expect_refused().find("the file is damaged; remove it, and it is made again from "
+                                  "\"text\""),
+            std::string::npos);
+  config_.text_file.clear();
+  config_.model.vocabulary = 99;
   // Behind the first piece, too.
   write_bytes(std::string((1 << 20) + 3, 'a') + "z");
   EXPECT_NE(expect_refused().find("token 1048579 is 122"), std::string::npos);

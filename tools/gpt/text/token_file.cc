@@ -71,6 +71,13 @@ std::optional<TokenHeader> read_header(const std::string& path) {
   return words;
 }
 
+// The sum of the text says nothing of tokens that are missing: a copy may have been cut.
+bool has_all_tokens(const std::string& path, const TokenHeader& header, const TokenFileKind& kind) {
+  std::error_code no_answer;
+  return std::filesystem::file_size(path, no_answer) ==
+         kTokenHeaderBytes + std::uint64_t{header[2]} * kind.token_bytes;
+}
+
 const TokenFileKind& kind_for(const Tokenizer& tokenizer) {
   return kTokenFileKinds[tokenizer.token_count() <= 1u << 16 ? 0 : 1];
 }
@@ -236,8 +243,9 @@ std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer
   std::optional<Progress> progress(std::in_place, "looking at the text", is_quiet);
   const TextOrigin origin = origin_of(text_file, tokenizer);
   if (const auto found = read_header(path)) {
-    const TokenHeader wanted = header_of(kind_for(tokenizer), (*found)[2], origin);
-    if (*found == wanted) return path;
+    const TokenFileKind& kind = kind_for(tokenizer);
+    const bool is_of_text = *found == header_of(kind, (*found)[2], origin);
+    if (is_of_text && has_all_tokens(path, *found, kind)) return path;
     if ((*found)[3] != kOriginMark)
       throw Error(ErrorCode::kInput,
                   fmt::format("the tokens of \"{}\" would be written to \"{}\", where there is a "

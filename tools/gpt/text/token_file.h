@@ -40,8 +40,8 @@ std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenize
 
 // Returns the path of a token file beside `text_file`. If the same tokenizer has already made such
 // a file from the same bytes, the function uses the existing file. Otherwise, the function makes
-// the file, and replaces a file that was made from an older text. If several processes need the
-// same file, a lock on the text lets one process at a time run this function.
+// the file, and replaces a file that was made from an older text or has been cut. If several
+// processes need the same file, a lock on the text lets one process at a time run this function.
 // Fails with the errors of write_token_file(). Fails with kInput if the path belongs to a file that
 // this function did not make.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);

@@ -103,8 +103,12 @@ void Dataset::check_tokens() const {
     const auto beyond = std::ranges::find_if(
         tokens, [this](std::uint32_t token) { return token >= config_.model.vocabulary; });
     if (beyond == tokens.end()) continue;
+    // The tokenizer of a text has no token beyond the vocabulary (settle_data_file()).
     const std::string remedy =
-        *beyond < kVocabularyMax
+        !config_.text_file.empty()
+            ? fmt::format("the file is damaged; remove it, and it is made again from \"{}\"",
+                          config_.text_file)
+        : *beyond < kVocabularyMax
             ? fmt::format("raise it to at least {}", *beyond + 1)
             : "no vocabulary is so large: the file has another data.format, or is damaged";
     fail(config_.data_file, fmt::format("token {} is {}, but model.vocabulary is {}; {}",
