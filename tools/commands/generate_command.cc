@@ -131,6 +131,8 @@ int run_generate(const GenerateOptions& options) {
     throw Error(ErrorCode::kInput,
                 "the prompt is empty; pass --prompt TEXT with at least one byte");
   Vocabulary vocabulary(options, config.vocabulary);
+  if (file.has_guessed_heads())
+    warn("sluice: {}; with other heads, the text is another one\n", file.guess_of_heads());
   const ModelSpec model = validated(gpt::gpt_model_spec(config));
   const unsigned threads = granted_threads(options.threads);
   // Without a backward pass, all layers can have the arrays of one.

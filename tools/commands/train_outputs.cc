@@ -9,6 +9,7 @@
 
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "tools/commands/config_inputs.h"
+#include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/state_origin.h"
 #include "tools/report/event_file.h"
 
@@ -38,6 +39,7 @@ std::string event_file_of(const TrainOptions& options, OutputFiles& files,
 void add_resumed_folders(OutputFiles& files, const std::string& folder) {
   if (!store_in(folder).empty()) return;
   files.add_input("--resume-from", folder);
+  files.add_input("--resume-from", config_beside(folder));
   std::error_code error;  // a folder that cannot be read is refused where it is used
   for (std::filesystem::recursive_directory_iterator entry(folder, error), end;
        !folder.empty() && !error && entry != end; entry.increment(error)) {
@@ -71,6 +73,7 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
       events(add("--tensorboard", event_file_of(options, files, made), ranks)) {
   add_config_inputs(files, options.config_file, config);
   files.add_input("--init", options.init_file, "--save");  // training goes on
+  files.add_input("--init", config_beside(options.init_file));
   add_resumed_folders(files, options.checkpoints.resume_from);
   if (!options.checkpoints.root.empty()) {
     for (const CheckpointName& name : list_checkpoints(options.checkpoints.root))

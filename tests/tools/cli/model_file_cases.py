@@ -208,6 +208,31 @@ class SavedModel(CliCase):
         os.remove(self.path("plain-False", "model-00001-of-00001.safetensors"))
         self.assertIn("model-00001-of-00001.safetensors", self.fail_train(2, None, "--init", "plain-False"))
 
+    def test_a_file_of_a_folder_is_the_folders_model(self):
+        model = SMALL_CONFIG["model"]  # two heads of 32 elements each
+        config = {"model_type": "gpt2", "n_layer": model["layers"], "n_head": model["heads"], "n_embd": model["embedding"],
+                  "n_positions": model["context"], "vocab_size": 256}
+        self.train(None, "--save", "own", "--steps", 100)
+        self.write_folder("theirs", read_safetensors(self.path("own"))[1], config, shards=1)
+        file = "theirs/model-00001-of-00001.safetensors"
+
+        def text(name):
+            done = self.run_sluice("generate", "--model", name, "--prompt", "in the ", "--tokens", 40)
+            return done.stdout_bytes, done.stderr
+        expected = text("own")
+        self.assertEqual(expected[1], "")
+        self.assertEqual([text("theirs"), text(file)], [expected] * 2)
+        for option in ("--init", "--resume-from"):
+            self.train(FROZEN, option, file, "--save", "again", "--steps", 1)
+            self.assertEqual(self.content("again"), self.content("own"))
+        os.remove(self.path("theirs", "config.json"))
+        guess = "model.heads = 1, with 64 elements each, is a guess"
+        guessed, note = text(file)
+        self.assertIn(guess, note)
+        self.assertNotEqual(guessed, expected[0])
+        for option in ("--init", "--resume-from"):
+            self.assertIn(guess + "; the config says 2", self.fail_train(2, None, option, file))
+
     def test_init_reads_the_weights_of_a_checkpoint(self):
         self.train({"precision.parameters": "fp32"}, "--checkpoint", "kept", "--save", "own")
         self.train({"precision.parameters": "fp32", **FROZEN}, "--init", "kept/latest", "--save", "again", "--steps", 1)

@@ -315,6 +315,10 @@ class Stores(OutputCase):
         (checkpoint,) = [name for name in os.listdir(self.path("exported")) if name.startswith("step-")]
         self.refuse_all(f"exported/{checkpoint}", "train", "config.json", "--quiet", "--init", f"exported/{checkpoint}")
         self.refuse_all(f"exported/{checkpoint}", "train", "config.json", "--quiet", "--resume-from", "exported")
+        for option in ("--init", "--resume-from"):  # a file is read with the config beside it
+            self.assertIn(f"is the same file as {option}", self.run_sluice(
+                "train", "config.json", "--quiet", option, f"exported/{checkpoint}/model-00001-of-00001.safetensors",
+                "--json", f"exported/{checkpoint}/config.json", expect=2).stderr)
         self.refuse_all(f"exported/{checkpoint}", "plan", "--model", f"exported/{checkpoint}")
         os.mkdir(self.path("imported"))
         elsewhere = ["--set", 'storage.paths=["imported"]']

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <iterator>
 
 #include <fmt/format.h>
@@ -61,10 +63,19 @@ class ModelFileTest : public testing::Test {
 
   std::string write() {
     OutputFile output("--save", path_);
-    write_safetensors(
-        output, tensors_, metadata_,
-        [](std::size_t, std::uint64_t, std::span<float> values) { std::ranges::fill(values, 1); });
+    write_safetensors(output, tensors_, metadata_,
+                      [this](std::size_t index, std::uint64_t, std::span<float> values) {
+                        std::ranges::fill(
+                            values, tensors_[index].name == "lm_head.weight" ? head_value_ : 1);
+                      });
     return path_;
+  }
+
+  // As transformers describes the model: two heads of 16 elements each.
+  void write_config(const std::string& more = "") {
+    std::ofstream(folder_.file("config.json"))
+        << R"({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 8, )"
+        << R"("vocab_size": 256)" << more << "}";
   }
 
   std::string expect_refused() {
@@ -76,7 +87,8 @@ class ModelFileTest : public testing::Test {
   }
 
   test::TempDirectory folder_;
-  std::string path_ = folder_.file("model");
+  std::string path_ = folder_.file("model.safetensors");
+  float head_value_ = 1;  // all others are 1
   std::vector<SavedTensor> tensors_;
   std::map<std::string, std::string> metadata_{
       {"model.layers", "2"},  {"model.heads", "2"},        {"model.embedding", "32"},
@@ -109,7 +121,7 @@ TEST_F(ModelFileTest, SaveAndInitializeKeepEveryBit) {
     const auto content = [&](const std::string& name) {
       return test::file_text(folder_.file(name));
     };
-    EXPECT_TRUE(content("model") == content("again"));
+    EXPECT_TRUE(content("model.safetensors") == content("again"));
   }
 }
 
@@ -139,6 +151,65 @@ TEST_F(ModelFileTest, ReadsPublishedFilesByTheirShapes) {
   EXPECT_EQ(file.config().embedding, 128u);
   EXPECT_EQ(file.config().context, 16u);
   EXPECT_EQ(file.config().vocabulary, 50u);
+}
+
+TEST_F(ModelFileTest, AFileIsReadWithTheConfigBesideIt) {
+  metadata_ = {{"format", "pt"}};
+  write_config();
+  const ModelFile file(write());
+  const ModelFile folder(folder_.path());
+  for (const ModelFile* each : {&file, &folder}) {
+    each->require_shape_of(small_gpt());
+    EXPECT_FALSE(each->has_guessed_heads());
+  }
+  write_config(R"(, "activation_function": "relu")");
+  for (const std::string& path : {path_, folder_.path()}) {
+    const std::string message =
+        expect_error(ErrorCode::kInput, [&] { const ModelFile refused(path); });
+    EXPECT_NE(message.find("\"activation_function\" is \"relu\""), std::string::npos) << message;
+  }
+  write_config(R"(, "n_layer": 3)");
+  EXPECT_NE(expect_refused().find("h.2."), std::string::npos);
+  metadata_ = {{"model.layers", "2"},  {"model.heads", "4"},        {"model.embedding", "32"},
+               {"model.context", "8"}, {"model.vocabulary", "256"}, {"model.tied_head", "true"}};
+  EXPECT_EQ(ModelFile(write()).config().heads, 4u) << "a model of Sluice says it itself";
+}
+
+TEST_F(ModelFileTest, HeadsThatNothingSaysAreAGuess) {
+  metadata_ = {};
+  // A config of Sluice, which may have comments, is none of the model's.
+  for (const char* text : {"", R"({"model": {"layers": 2}})", "// a comment\n{}", "[1]"}) {
+    std::filesystem::remove(folder_.file("config.json"));
+    if (*text != '\0') std::ofstream(folder_.file("config.json")) << text;
+    const ModelFile file(write());
+    EXPECT_TRUE(file.has_guessed_heads());
+    EXPECT_EQ(file.config().heads, 1u);
+    const std::string message =
+        expect_error(ErrorCode::kInput, [&] { file.require_shape_of(small_gpt()); });
+    EXPECT_NE(message.find("model.heads = 1, with 32 elements each, is a guess; the config says 2; "
+                           "put the model's config.json beside it"),
+              std::string::npos)
+        << message;
+  }
+}
+
+TEST_F(ModelFileTest, AHeadThatEqualsTheEmbeddingIsTied) {
+  metadata_ = {};
+  tensors_.push_back({"lm_head.weight", {256, 32}});
+  for (const bool has_config : {false, true}) {
+    if (has_config) write_config();
+    head_value_ = 1;
+    EXPECT_TRUE(ModelFile(write()).config().tied_head);
+    head_value_ = 2;
+    if (has_config) {
+      EXPECT_NE(expect_refused().find("differ"), std::string::npos);
+    } else {
+      EXPECT_FALSE(ModelFile(write()).config().tied_head);
+    }
+  }
+  head_value_ = 1;
+  write_config(R"(, "tie_word_embeddings": false)");
+  EXPECT_FALSE(ModelFile(write()).config().tied_head);
 }
 
 TEST_F(ModelFileTest, RefusesAMissingTensor) {

@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::uint32_t kPublishedHeadWidth = 64;
 const std::string kHead = "lm_head.weight";  // beside the transformer, not in it
+const std::string kHeadsKey = "model.heads";
 const std::string kInner = "transformer.";
 const std::string kEmbedding = "wte.weight";
 constexpr double kLayerNormEpsilon = 1e-5;  // as in tools/gpt/model/row_kernels.cc
@@ -27,7 +28,7 @@ constexpr std::uint64_t kCompareElements = 64 << 10;
 // The keys of section "model", in the file's metadata as "model.layers" and so on.
 std::map<std::string, std::string> metadata_of(const gpt::GptConfig& config) {
   return {{"model.layers", std::to_string(config.layers)},
-          {"model.heads", std::to_string(config.heads)},
+          {kHeadsKey, std::to_string(config.heads)},
           {"model.embedding", std::to_string(config.embedding)},
           {"model.context", std::to_string(config.context)},
           {"model.vocabulary", std::to_string(config.vocabulary)},
@@ -64,6 +65,16 @@ void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine
   write_safetensors(output, tensors, metadata_of(config), read);
 }
 
+// The config.json there may be of something else, such as one of Sluice.
+std::string config_beside(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return {};
+  std::string config = (std::filesystem::path(path).parent_path() / "config.json").string();
+  if (!std::filesystem::exists(config, error)) return {};
+  const auto values = parse_untrusted_json<nlohmann::json>(ConfigDocument::text_of_file(config));
+  return values.is_object() && values.contains("model_type") ? config : std::string();
+}
+
 std::unique_ptr<ModelFile> ModelFile::open(const std::string& path, const gpt::GptConfig& config) {
   if (path.empty()) return nullptr;
   auto file = std::make_unique<ModelFile>(path);
@@ -72,7 +83,10 @@ std::unique_ptr<ModelFile> ModelFile::open(const std::string& path, const gpt::G
 }
 
 ModelFile::ModelFile(const std::string& path)
-    : file_(path), prefix_(find_prefix()), config_(read_config()) {
+    : file_(path),
+      prefix_(find_prefix()),
+      config_file_(find_config_file()),
+      config_(read_config()) {
   check_tensors();
 }
 
@@ -115,21 +129,23 @@ void ModelFile::read(const std::string& tensor, std::uint64_t first_element,
 }
 
 gpt::GptConfig ModelFile::read_config() const {
-  gpt::GptConfig config;
-  const bool has_metadata = file_.metadata().contains("model.layers");
-  const std::string folder_config = has_metadata ? std::string() : this->folder_config();
-  if (has_metadata)
-    config = config_from_metadata();
-  else
-    config = folder_config.empty() ? config_from_shapes() : config_from_folder(folder_config);
-  config.tied_head = is_head_tied(!folder_config.empty() && config.tied_head);
+  gpt::GptConfig config = has_metadata()         ? config_from_metadata()
+                          : config_file_.empty() ? config_from_shapes()
+                                                 : config_from_file();
+  config.tied_head = is_head_tied(config.tied_head);
   try {
     gpt::validate(config);
   } catch (const Error& error) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("\"{}\" is no usable GPT: {}", file_.path(), error.what()));
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("\"{}\" is no usable GPT: {}{}", file_.path(), error.what(),
+                    has_guessed_heads() ? "; no config.json says how many heads it has" : ""));
   }
   return config;
+}
+
+bool ModelFile::has_metadata() const {
+  return file_.metadata().contains("model.layers");
 }
 
 gpt::GptConfig ModelFile::config_from_metadata() const {
@@ -170,14 +186,17 @@ gpt::GptConfig ModelFile::config_from_shapes() const {
 }
 
 // Empty: there is none.
-std::string ModelFile::folder_config() const {
+std::string ModelFile::find_config_file() const {
+  if (has_metadata()) return {};
+  if (!file_.is_folder()) return config_beside(file_.path());
   const std::string path = file_.path() + "/config.json";
   std::error_code error;
-  return file_.is_folder() && std::filesystem::exists(path, error) ? path : std::string();
+  return std::filesystem::exists(path, error) ? path : std::string();
 }
 
 // As transformers describes a GPT-2.
-gpt::GptConfig ModelFile::config_from_folder(const std::string& path) const {
+gpt::GptConfig ModelFile::config_from_file() const {
+  const std::string& path = config_file_;
   const auto values = parse_untrusted_json<nlohmann::json>(ConfigDocument::text_of_file(path));
   const auto fail = [&](const std::string& key, const std::string& expected) {
     throw Error(
@@ -217,20 +236,10 @@ gpt::GptConfig ModelFile::config_from_folder(const std::string& path) const {
 
 // A model whose head is tied may have it under both names.
 bool ModelFile::is_head_tied(bool says_tied) const {
-  const SafetensorsTensor* const head = file_.find(name_in_file(kHead));
-  if (head == nullptr || !says_tied) return head == nullptr;
-  if (head->shape == shape(kEmbedding)) {
-    std::vector<float> own(kCompareElements), other(kCompareElements);
-    const std::uint64_t count = head->element_count();
-    bool is_equal = true;
-    for (std::uint64_t at = 0; is_equal && at < count; at += kCompareElements) {
-      const std::uint64_t piece = std::min(kCompareElements, count - at);
-      read(kHead, at, std::span(own).first(piece));
-      read(kEmbedding, at, std::span(other).first(piece));
-      is_equal = std::memcmp(own.data(), other.data(), piece * sizeof(float)) == 0;
-    }
-    if (is_equal) return true;
-  }
+  if (file_.find(name_in_file(kHead)) == nullptr) return true;
+  if (has_metadata() || !says_tied) return false;
+  if (head_equals_embedding()) return true;
+  if (config_file_.empty()) return false;  // nothing has said that it is tied
   throw Error(ErrorCode::kInput,
               fmt::format("\"{}\": config.json ties the head to the embedding, but \"{}\" and "
                           "\"{}\" differ; set \"tie_word_embeddings\" to false there if the head "
@@ -238,24 +247,53 @@ bool ModelFile::is_head_tied(bool says_tied) const {
                           file_.path(), name_in_file(kHead), name_in_file(kEmbedding)));
 }
 
+bool ModelFile::head_equals_embedding() const {
+  if (shape(kHead) != shape(kEmbedding)) return false;
+  std::vector<float> own(kCompareElements), other(kCompareElements);
+  const std::uint64_t count = file_.find(name_in_file(kHead))->element_count();
+  for (std::uint64_t at = 0; at < count; at += kCompareElements) {
+    const std::uint64_t piece = std::min(kCompareElements, count - at);
+    read(kHead, at, std::span(own).first(piece));
+    read(kEmbedding, at, std::span(other).first(piece));
+    if (std::memcmp(own.data(), other.data(), piece * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
 void ModelFile::check_tensors() const {
   for (const UnitSpec& unit : gpt::gpt_model_spec(config_).units) {
     for (const TensorSpec& tensor : unit.tensors) {
       if (shape(tensor.name) == tensor.shape) continue;
       throw Error(ErrorCode::kInput,
-                  fmt::format("\"{}\": tensor \"{}\" has shape [{}], but the model needs [{}]",
+                  fmt::format("\"{}\": tensor \"{}\" has shape [{}], but the model needs [{}]{}",
                               file_.path(), name_in_file(tensor.name),
-                              fmt::join(shape(tensor.name), ", "), fmt::join(tensor.shape, ", ")));
+                              fmt::join(shape(tensor.name), ", "), fmt::join(tensor.shape, ", "),
+                              config_file_.empty() ? "" : " by \"" + config_file_ + "\""));
     }
   }
+}
+
+bool ModelFile::has_guessed_heads() const {
+  return !has_metadata() && config_file_.empty();
+}
+
+std::string ModelFile::guess_of_heads() const {
+  return fmt::format(
+      "\"{}\" does not say how many heads it has, and it has no config.json; {} = {}, "
+      "with {} elements each, is a guess",
+      file_.path(), kHeadsKey, config_.heads, config_.head_width());
 }
 
 void ModelFile::require_shape_of(const gpt::GptConfig& config) const {
   const auto wanted = metadata_of(config);
   for (const auto& [key, value] : metadata_of(config_)) {
-    if (wanted.at(key) != value)
-      throw Error(ErrorCode::kInput, fmt::format("\"{}\" has {} = {}, but the config says {}",
-                                                 file_.path(), key, value, wanted.at(key)));
+    if (wanted.at(key) == value) continue;
+    if (key == kHeadsKey && has_guessed_heads())
+      throw Error(ErrorCode::kInput, fmt::format("{}; the config says {}; put the model's "
+                                                 "config.json beside it",
+                                                 guess_of_heads(), wanted.at(key)));
+    throw Error(ErrorCode::kInput, fmt::format("\"{}\" has {} = {}, but the config says {}",
+                                               file_.path(), key, value, wanted.at(key)));
   }
 }
 

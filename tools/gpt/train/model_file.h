@@ -1,9 +1,10 @@
 // A GPT saved as safetensors. The file has the fp32 master weights under GPT-2's names, and the
 // model's shape in the metadata. Published GPT-2 models lack this metadata. The shape of a
-// published model is read from the config.json in the model's folder. If there is no config.json,
-// the shape follows from the tensors, with 64 elements per head. A folder may have several files
-// and an index. Hugging Face and `sluice train --checkpoint` write such folders. Names may have a
-// prefix, such as "transformer.", and elements may be fp32, bf16 or fp16.
+// published model is read from the config.json in the model's folder, also if the path names a file
+// there. If there is no config.json, the shape follows from the tensors, and 64 elements per head
+// are a guess. A folder may have several files and an index. Hugging Face and
+// `sluice train --checkpoint` write such folders. Names may have a prefix, such as "transformer.",
+// and elements may be fp32, bf16 or fp16.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,11 @@ void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine
 // the Python library `transformers` can read the folder.
 std::string gpt2_config_text(const gpt::GptConfig& model);
 
+// Returns the config.json that ModelFile reads beside the file `path`, if the file has no metadata.
+// Returns an empty text if `path` is no file, or if no config.json of a model is beside it.
+// Fails with kInput if the config.json cannot be read.
+std::string config_beside(const std::string& path);
+
 class ModelFile {
  public:
   // Opens the file at `path` for a model of the shape `config`. Returns null if `path` is empty.
@@ -40,6 +46,10 @@ class ModelFile {
 
   const std::string& path() const { return file_.path(); }
   const gpt::GptConfig& config() const { return config_; }
+  // Whether neither metadata nor a config.json says how many heads the model has. No tensor's shape
+  // shows the number. guess_of_heads() says so, with the number that config() has instead.
+  bool has_guessed_heads() const;
+  std::string guess_of_heads() const;
   // Does the same as SafetensorsReader::read(). `tensor` is this project's name for the tensor, not
   // the name in the file.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
@@ -54,18 +64,21 @@ class ModelFile {
 
  private:
   std::string find_prefix() const;
+  std::string find_config_file() const;
+  bool has_metadata() const;
   gpt::GptConfig read_config() const;
   gpt::GptConfig config_from_metadata() const;
   gpt::GptConfig config_from_shapes() const;
-  gpt::GptConfig config_from_folder(const std::string& path) const;
-  std::string folder_config() const;
+  gpt::GptConfig config_from_file() const;
   bool is_head_tied(bool says_tied) const;
+  bool head_equals_embedding() const;
   void check_tensors() const;
   std::string name_in_file(const std::string& tensor) const;
   const std::vector<std::uint64_t>& shape(const std::string& tensor) const;
 
   SafetensorsReader file_;
   std::string prefix_;
+  std::string config_file_;  // the config.json that describes the model; empty = none
   gpt::GptConfig config_;
 };
 
