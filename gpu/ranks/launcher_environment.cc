@@ -12,10 +12,11 @@ namespace sluice {
 namespace {
 
 constexpr std::uint32_t kRanksMax = 1u << 20;
+constexpr std::string_view kSlurm = "Slurm";
 constexpr const char* kSlurmTasks = "SLURM_STEP_TASKS_PER_NODE";
 
 struct Launcher {
-  const char* name;
+  std::string_view name;
   const char* rank;
   const char* rank_count;
   const char* local_rank;
@@ -27,7 +28,7 @@ constexpr Launcher kLaunchers[] = {
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     // The step's variables: a shell inside an allocation has the job's variables, but is no rank.
-    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", kSlurmTasks},
+    {kSlurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", kSlurmTasks},
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
 };
 
@@ -93,10 +94,10 @@ std::optional<std::uint32_t> ranks_of_slurm_node(const EnvironmentLookup& enviro
 // Sets the numbers of this rank among those of its host.
 void add_local_ranks(const Launcher& launcher, const EnvironmentLookup& environment,
                      Launch& launch) {
-  const bool is_slurm = std::string_view(launcher.name) == "Slurm";
   const auto rank = number(environment, launcher.local_rank, kRanksMax);
-  const auto count = is_slurm ? ranks_of_slurm_node(environment)
-                              : number(environment, launcher.local_rank_count, kRanksMax);
+  const auto count = launcher.name == kSlurm
+                         ? ranks_of_slurm_node(environment)
+                         : number(environment, launcher.local_rank_count, kRanksMax);
   if (count && *count <= rank.value_or(0))
     refuse_launch(fmt::format(
         "the environment has {}={} and {}={}; ranks of a host count from 0, so this rank's number "
@@ -114,7 +115,7 @@ std::optional<Launch> launch_by(const Launcher& launcher, const EnvironmentLooku
   if (!rank && !count) return std::nullopt;
   if (!rank || !count) {
     // Slurm gives a batch script its job's SLURM_PROCID.
-    if (launcher.rank == std::string_view("SLURM_PROCID")) return std::nullopt;
+    if (launcher.name == kSlurm) return std::nullopt;
     refuse_launch(
         fmt::format("the environment has {} but not {}; {} sets both, so set or unset both",
                     rank ? launcher.rank : launcher.rank_count,
@@ -158,6 +159,18 @@ void add_knowledge(const Launch& from, Launch& to) {
   }
 }
 
+bool are_equal(const Launch& a, const Launch& b) {
+  return a.rank == b.rank && a.rank_count == b.rank_count;
+}
+
+// Whether `step` is one of Slurm, in which another launcher has started the ranks. Every process
+// below a step has its variables: an interactive shell is one task, and mpirun or torchrun may be
+// one task on each node. One rank in a step of several tasks is a contradiction: each task would
+// train a model of its own.
+bool is_step_around(const Launch& step, const Launch& inner) {
+  return step.launcher == kSlurm && (inner.rank_count > 1 || step.rank_count == 1);
+}
+
 }  // namespace
 
 std::optional<Launch> find_launch(const EnvironmentLookup& environment) {
@@ -168,14 +181,16 @@ std::optional<Launch> find_launch(const EnvironmentLookup& environment) {
     if (launch->launcher == "torchrun") add_meeting_point(environment, *launch);
     if (!found) {
       found = launch;
-    } else if (found->rank != launch->rank || found->rank_count != launch->rank_count) {
+    } else if (are_equal(*launch, *found)) {
+      add_knowledge(*launch, *found);
+    } else if (is_step_around(*found, *launch)) {
+      found = launch;
+    } else if (!is_step_around(*launch, *found)) {
       refuse_launch(
           fmt::format("{} says that this is rank {} of {}, {} that it is rank {} of {}; start with "
                       "one of them, or unset the variables of the other",
                       found->launcher, found->rank, found->rank_count, launch->launcher,
                       launch->rank, launch->rank_count));
-    } else {
-      add_knowledge(*launch, *found);
     }
   }
   return found;

@@ -70,6 +70,7 @@ TEST(Launch, LaunchersThatAgreeAreOne) {
   ASSERT_TRUE(launch.has_value());
   EXPECT_EQ(launch->launcher, "Open MPI");
   EXPECT_EQ(launch->master_port, 29500);
+  EXPECT_EQ(launch_in(merged(kSlurm, kTorchrun))->launcher, "Slurm");  // MPI connects them
 }
 
 // As srun --mpi=pmi2 starts ranks.
@@ -94,6 +95,39 @@ TEST(Launch, LaunchersThatDisagreeAreBothNamed) {
   variables["RANK"] = "5";
   variables["WORLD_SIZE"] = "6";
   expect_error_naming({"Open MPI", "torchrun", "of 6"}, [&] { (void)launch_in(variables); });
+}
+
+// An interactive shell is a step of one task. So are the daemons that mpirun starts on other nodes,
+// and torchrun, one task on each node.
+TEST(Launch, AStepOfSlurmAroundAnotherLauncherSaysNothing) {
+  const Variables shell = {
+      {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_LOCALID", "0"}};
+  const Variables node = {{"SLURM_PROCID", "1"},
+                          {"SLURM_STEP_NUM_TASKS", "2"},
+                          {"SLURM_LOCALID", "0"},
+                          {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                          {"SLURM_NODEID", "1"}};
+  for (const Variables& step : {shell, node}) {
+    for (const auto& [variables, name] :
+         {std::pair{kOpenMpi, "Open MPI"}, {kTorchrun, "torchrun"}}) {
+      const auto launch = launch_in(merged(variables, step));
+      EXPECT_EQ(launch->launcher, name);
+      EXPECT_EQ(launch->rank, 5u);
+      EXPECT_EQ(launch->rank_count, 8u);
+      EXPECT_EQ(launch->local_rank, 1u);
+      EXPECT_EQ(launch->local_rank_count, 4u);
+    }
+  }
+  EXPECT_EQ(launch_in(merged(shell, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}))->local_rank_count, 1u);
+}
+
+// Images may have torchrun's variables of one rank. Every task would train a model of its own.
+TEST(Launch, OneRankInAStepOfSeveralIsRefused) {
+  Variables alone = kTorchrun;
+  for (const char* name : {"RANK", "LOCAL_RANK"}) alone[name] = "0";
+  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) alone[name] = "1";
+  expect_error_naming({"Slurm says that this is rank 5 of 8", "torchrun that it is rank 0 of 1"},
+                      [&] { (void)launch_in(merged(alone, kSlurm)); });
 }
 
 // A shell in an allocation has Slurm's variables of the job.
