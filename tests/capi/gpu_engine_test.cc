@@ -1,11 +1,13 @@
 // An engine on a GPU through the C interface, over a stand-in for the CUDA runtime. The memory of
 // the stand-in's GPU is the host's.
 #include <cuda_runtime.h>
+#include <fmt/format.h>
 
 #include <cstring>
 #include <deque>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "capi/sluice_gpu.h"
@@ -141,8 +143,15 @@ TEST_F(CApiGpuEngine, MisuseIsRefused) {
   std::string small = config();
   small.replace(small.find("1MiB"), 4, "4KiB");
   EXPECT_EQ(create(small), SLUICE_OUT_OF_MEMORY);
-  const sluice_gpu_ranks alone{"00", 0, 1};
-  EXPECT_EQ(create(config(), 0, &alone), SLUICE_INVALID_ARGUMENT);
+  const std::string id(256, '0');
+  for (const auto& [rank, count] : {std::pair(0u, 0u), {0u, 1u}, {2u, 2u}}) {
+    const sluice_gpu_ranks wrong{id.c_str(), rank, count};
+    EXPECT_EQ(create(config(), 0, &wrong), SLUICE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(sluice_last_error())
+                  .find(fmt::format("rank {} of {}; ranks count from 0", rank, count)),
+              std::string::npos)
+        << sluice_last_error();
+  }
   const sluice_gpu_ranks unknown{"0g", 0, 2};
   EXPECT_EQ(create(config(), 0, &unknown), SLUICE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(sluice_last_error()).find("256 digits"), std::string::npos);

@@ -133,6 +133,34 @@ TEST_F(DurableRefusals, ARecordOfAnotherVersion) {
                  config_);
 }
 
+// Whole records of this model, whose planes are of another one.
+TEST_F(DurableRefusals, ARecordWhosePlanesDoNotFit) {
+  const auto change_planes = [&](const std::function<void(CommitRecord&)>& change) {
+    change_records([&](std::string& file) {
+      const std::size_t slot_bytes = file.size() / kCommitSlots;
+      for (std::size_t slot = 0; slot < kCommitSlots; ++slot) {
+        const auto bytes =
+            std::as_writable_bytes(std::span(file)).subspan(slot * slot_bytes, slot_bytes);
+        CommitReading reading = decode_commit(bytes);
+        if (reading.state != CommitState::kWhole) continue;
+        change(reading.record);
+        encode_commit(reading.record, bytes);
+      }
+    });
+  };
+  std::size_t count = 0;
+  change_planes([&](CommitRecord& record) {
+    record.planes.pop_back();
+    count = record.planes.size();
+  });
+  expect_refused(ErrorCode::kDamaged,
+                 {"\"run-7\"", fmt::format("its record's plane {} does not fit", count), kRemedy},
+                 config_);
+  change_planes([](CommitRecord& record) { record.planes[0].length_bytes -= 4; });
+  expect_refused(ErrorCode::kDamaged, {"its record's plane 0 does not fit the model's block 0"},
+                 config_);
+}
+
 TEST_F(DurableRefusals, ARecordOfAnotherStore) {
   Config other = config_;
   other.storage.state.name = "other";

@@ -162,6 +162,25 @@ TEST_F(StoreSurveyOfRanks, ARemovalThatFailsAtOnceLeavesTheStore) {
   EXPECT_EQ(survey().step, 3u);
 }
 
+TEST_F(StoreSurveyOfRanks, ARemovalThatFailsHalfwayHasLostTheStore) {
+  train(2);
+  const fs::path last =
+      directory_.path() + "/" + look_at_path(directory_.path(), "run").files.back().name;
+  fs::remove(last);
+  fs::create_directory(last);  // folders cannot be unlinked
+  const std::string words =
+      expect_error(ErrorCode::kIo, [&] { (void)remove_store("run", directories()); });
+  EXPECT_TRUE(
+      words.ends_with("some files are removed already, so the store is lost; remove it "
+                      "again"))
+      << words;
+  EXPECT_EQ(survey().presence, StorePresence::kAbandoned);
+  fs::remove(last);
+  std::ofstream(last).flush();
+  (void)remove_store("run", directories());
+  EXPECT_EQ(survey().presence, StorePresence::kNone);
+}
+
 TEST_F(StoreSurveyOfRanks, RanksWithoutFilesAreNamed) {
   train(2);
   EXPECT_TRUE(absent_ranks(survey()).empty());

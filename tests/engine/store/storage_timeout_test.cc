@@ -13,6 +13,7 @@
 #include <sluice/units.h>
 #include "engine/engine_over_queue.h"
 #include "engine/store/block_store.h"
+#include "engine/store/transfer_watch.h"
 #include "io/throttled_queue.h"
 #include "io/transfer_progress.h"
 #include "tests/support/fault_queue.h"
@@ -71,6 +72,27 @@ TEST(StorageTimeout, ARequestThatNeverEndsStopsTheRunWithTheListOfThoseInFlight)
       EXPECT_THROW((void)engine.begin_step({.learning_rate = 1}), Error);
     }
   }
+}
+
+TEST(StorageTimeout, NotesAreNoMoreThanSixtyFour) {
+  constexpr std::uint32_t kCount = 70;
+  TransferWatch watch(
+      1, {.describe = [](const Transfer&) { return "one"; }, .on_stuck = [](const Error&) {}});
+  for (std::uint32_t i = 0; i < kCount; ++i) watch.note("said");
+  EXPECT_EQ(watch.take_notes().size(), 64u);
+  std::vector<Transfer> transfers(kCount);
+  for (std::uint32_t i = 0; i < kCount; ++i) {  // of a drive each, which all become slow at once
+    transfers[i].request.drive = i;
+    watch.add(transfers[i], transfers[i].request);
+    note_start(transfers[i].request, 1);
+  }
+  std::vector<std::string> notes;
+  while (!watch.is_stuck() && notes.empty()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    notes = watch.take_notes();
+  }
+  EXPECT_EQ(notes.size(), 64u);
+  for (const Transfer& transfer : transfers) watch.remove(transfer);
 }
 
 // Ages by themselves, in ticks.
