@@ -4,12 +4,17 @@
 #include <cctype>
 #include <cmath>
 #include <initializer_list>
+#include <optional>
 #include <string>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "base/float_environment.h"
 #include "cpu_optim/optimizer_options.h"
+#include "engine/config/config_schema_check.h"
+#include "engine/config/config_text.h"
 #include "engine/config/micro_batch_limit.h"
 
 namespace sluice {
@@ -107,6 +112,8 @@ std::string describe_store_name(const std::string& name) {
 Config::Storage storage_config(const ConfigDocument& document) {
   Config::Storage storage;
   storage.paths = document.strings("storage.paths");
+  if (std::ranges::find(storage.paths, "") != storage.paths.end())
+    document.fail("storage.paths", "\"storage.paths\" has an empty path; name a folder");
   storage.weights = document.numbers("storage.weights");
   storage.calibration = document.string("storage.calibration");
   if (!storage.weights.empty() && storage.weights.size() != storage.paths.size())
@@ -156,6 +163,46 @@ void require(bool condition, const char* member, const std::string& rule) {
   if (!condition) throw Error(ErrorCode::kConfig, fmt::format("Config::{}: {}", member, rule));
 }
 
+struct Contradiction {
+  const char* key;  // of the value to change, in files and in Config
+  const char* why;
+};
+
+// Values that do not go together.
+std::optional<Contradiction> contradiction_in(const Config& config) {
+  const Config::Optimizer& optimizer = config.optimizer;
+  const bool is_eager = optimizer.overlap == OverlapPolicy::kEager;
+  if (is_eager && (optimizer.clip_norm != 0 || optimizer.non_finite != NonFinitePolicy::kStop))
+    return Contradiction{"optimizer.overlap",
+                         "eager updates before the last gradient is known, so it needs clip_norm 0 "
+                         "and non_finite stop; choose speculative, deferred or auto"};
+  if (is_eager && config.precision.scale_moves())
+    return Contradiction{
+        "optimizer.overlap",
+        "eager updates before an overflow is known, so it needs a static loss scale"};
+  const auto may_be_on_device = [](TierChoice choice) {
+    return choice == TierChoice::kAuto || choice == TierChoice::kDevice;
+  };
+  const Config::Placement& placement = config.placement;
+  if (placement.optimizer == TierChoice::kDevice &&
+      !(may_be_on_device(placement.parameters) && may_be_on_device(placement.gradients)))
+    return Contradiction{
+        "placement.optimizer",
+        "device updates parameters and reads gradients where they are, so placement.parameters and "
+        "placement.gradients must be auto or device, too"};
+  return std::nullopt;
+}
+
+// A trace has the config as a file has it, and is read like one. So what no file can say is
+// refused, too: values that the checks above do not look at, and numbers that name no value.
+void validate_as_text(const Config& config) {
+  const FloatEnvironment environment;  // how a number is read depends on the rounding
+  check_against_schema(nlohmann::json::parse(config_text(config)), config_schema(), "",
+                       [](const std::string& key, const std::string& message) {
+                         require(false, key.c_str(), message);
+                       });
+}
+
 void validate_loss_scale(const LossScaleOptions& scale) {
   require(is_static_scale(scale.static_scale), "precision.loss_scale.static_scale",
           fmt::format("{} is neither 0 nor in {}..{} (2^-64..2^64), beyond which gradients or the "
@@ -173,13 +220,17 @@ void validate_loss_scale(const LossScaleOptions& scale) {
 
 void validate_sharding(const Config::Sharding& sharding) {
   require(sharding.stage <= 3, "sharding.stage", fmt::format("{} is not in 0..3", sharding.stage));
+  require(!sharding.group_is_node || sharding.group_ranks == 0, "sharding.group_ranks",
+          fmt::format("{} and group_is_node are both set, but one of them decides",
+                      sharding.group_ranks));
   require(sharding.timeout_s >= kRankTimeoutMin && sharding.timeout_s <= kRankTimeoutMax,
           "sharding.timeout_s",
           fmt::format("{} is not in {}..{}", sharding.timeout_s, kRankTimeoutMin, kRankTimeoutMax));
 }
 
 void validate_storage(const Config::Storage& storage) {
-  require(!storage.paths.empty(), "storage.paths", "must name at least one folder");
+  require(!storage.paths.empty() && std::ranges::find(storage.paths, "") == storage.paths.end(),
+          "storage.paths", "must name at least one folder, and each has a name");
   require(storage.weights.empty() || storage.weights.size() == storage.paths.size(),
           "storage.weights",
           fmt::format("{} weights for {} paths; each needs one", storage.weights.size(),
@@ -273,6 +324,8 @@ Config engine_config(const ConfigDocument& document) {
   config.sharding.node_ranks = static_cast<std::uint32_t>(document.integer("sharding.node_ranks"));
   config.sharding.timeout_s = document.number("sharding.timeout");
   config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
+  if (const auto found = contradiction_in(config))
+    document.fail(found->key, fmt::format("\"{}\": {}", found->key, found->why));
   return config;
 }
 
@@ -303,33 +356,17 @@ void validate(const Config& config) {
     require(decay >= 0 && std::isfinite(decay), "optimizer.groups",
             fmt::format("weight_decay {} is not finite and at least 0", decay));
   }
-  require(config.optimizer.clip_norm >= 0, "optimizer.clip_norm",
-          fmt::format("{} is negative", config.optimizer.clip_norm));
+  require(config.optimizer.clip_norm >= 0 && std::isfinite(config.optimizer.clip_norm),
+          "optimizer.clip_norm",
+          fmt::format("{} is not finite and at least 0", config.optimizer.clip_norm));
   const double room = config.optimizer.clip_epsilon;
   require(room >= 0 && room <= 1, "optimizer.clip_epsilon", fmt::format("{} is not in 0..1", room));
-  require(config.optimizer.overlap != OverlapPolicy::kEager ||
-              (config.optimizer.clip_norm == 0 &&
-               config.optimizer.non_finite == NonFinitePolicy::kStop),
-          "optimizer.overlap",
-          "eager updates before the last gradient is known, so it needs clip_norm 0 and non_finite "
-          "stop; choose speculative, deferred or auto");
   const std::uint32_t lanes = config.optimizer.lanes.value_or(1);
   require(lanes >= 1 && lanes <= kOptimizerLanesMax, "optimizer.lanes",
           fmt::format("{} is not in 1..{}", lanes, kOptimizerLanesMax));
   require(config.optimizer.lazy_max >= 1, "optimizer.lazy_max", "must be at least 1");
-  const Config::Placement& placement = config.placement;
-  const auto may_be_on_device = [](TierChoice choice) {
-    return choice == TierChoice::kAuto || choice == TierChoice::kDevice;
-  };
-  require(placement.optimizer != TierChoice::kDevice ||
-              (may_be_on_device(placement.parameters) && may_be_on_device(placement.gradients)),
-          "placement.optimizer",
-          "device updates parameters and reads gradients where they are, so placement.parameters "
-          "and placement.gradients must be auto or device, too");
+  if (const auto found = contradiction_in(config)) require(false, found->key, found->why);
   validate_loss_scale(config.precision.loss_scale);
-  require(!config.precision.scale_moves() || config.optimizer.overlap != OverlapPolicy::kEager,
-          "optimizer.overlap",
-          "eager updates before an overflow is known, so it needs a static loss scale");
   const std::uint32_t micro_batches = config.activations.micro_batches;
   require(micro_batches >= 1 && micro_batches <= kMicroBatchesMax, "activations.micro_batches",
           fmt::format("{} is not in 1..{}", micro_batches, kMicroBatchesMax));
@@ -337,6 +374,7 @@ void validate(const Config& config) {
           fmt::format("{} is not in 0..{}", config.threads, kThreadsMax));
   validate_sharding(config.sharding);
   validate_storage(config.storage);
+  validate_as_text(config);
 }
 
 }  // namespace sluice

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <iterator>
-#include <map>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -14,6 +14,7 @@
 #include <sluice/units.h>
 #include "base/float_environment.h"
 #include "base/text_file.h"
+#include "engine/config/config_parser.h"
 #include "engine/config/config_schema_check.h"
 
 namespace sluice {
@@ -23,41 +24,6 @@ using nlohmann::json;
 
 // Far more than any config has, and far less than a wrong file could take of memory.
 constexpr std::size_t kConfigBytesMax = 1 << 20;
-// The schema has four.
-constexpr std::size_t kNestingMax = 16;
-
-// An input iterator that records how far the parser has read, because the library does not keep the
-// places of keys.
-class TrackingIterator {
- public:
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  TrackingIterator(const char* position, const char** reached)
-      : position_(position), reached_(reached) {}
-  reference operator*() const { return *position_; }
-  TrackingIterator& operator++() {
-    *reached_ = ++position_;
-    return *this;
-  }
-  TrackingIterator operator++(int) {
-    TrackingIterator before = *this;
-    ++*this;
-    return before;
-  }
-  bool operator==(const TrackingIterator& other) const { return position_ == other.position_; }
-  bool operator!=(const TrackingIterator& other) const { return position_ != other.position_; }
-
- private:
-  const char* position_;
-  const char** reached_;
-};
-
-// Where a key or a list entry begins in the text, by dotted key.
-using Places = std::map<std::string, std::size_t, std::less<>>;
 
 std::string line_and_column(std::string_view text, std::size_t offset) {
   const std::string_view before = text.substr(0, std::min(offset, text.size()));
@@ -66,95 +32,10 @@ std::string line_and_column(std::string_view text, std::size_t offset) {
   return fmt::format("{}:{}", line, before.size() - line_begin + 1);
 }
 
-// Builds the document and notes where each key stands; a key given twice is an error.
-class DocumentBuilder : public json::json_sax_t {
- public:
-  DocumentBuilder(std::string_view text, const char** reached, Places& places)
-      : text_(text), reached_(reached), places_(places) {}
-
-  bool null() override { return place(nullptr); }
-  bool boolean(bool value) override { return place(value); }
-  bool number_integer(json::number_integer_t value) override { return place(value); }
-  bool number_unsigned(json::number_unsigned_t value) override { return place(value); }
-  bool number_float(json::number_float_t value, const std::string&) override {
-    return place(value);
-  }
-  bool string(std::string& value) override { return place(value); }
-  bool binary(json::binary_t&) override { return false; }
-  bool start_object(std::size_t) override { return open(json::object()); }
-  bool start_array(std::size_t) override { return open(json::array()); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
-
-  bool key(std::string& name) override {
-    key_ = name;
-    const std::string full = path(name);
-    const auto end =
-        static_cast<std::size_t>(*reached_ - text_.data());  // after the closing quote of the key
-    const std::size_t begin = text_.rfind('"', end - 2);
-    if (!places_.emplace(full, begin).second)
-      throw Error(ErrorCode::kConfig, fmt::format("{}: key \"{}\" is given twice",
-                                                  line_and_column(text_, begin), full));
-    return true;
-  }
-
-  bool parse_error(std::size_t position, const std::string&,
-                   const json::exception& error) override {
-    std::string why = error.what();  // "[json.exception.parse_error.101] parse error at line 1,
-                                     // column 2: syntax error while ..."
-    const std::size_t detail = why.find(": ");
-    if (detail != std::string::npos) why = why.substr(detail + 2);
-    throw Error(ErrorCode::kConfig,
-                fmt::format("{}: {}; a config is JSON, and may have comments",
-                            line_and_column(text_, position == 0 ? 0 : position - 1), why));
-  }
-
-  json take() { return std::move(root_); }
-
- private:
-  std::string path(const std::string& name) const {
-    std::string full;
-    for (const auto& [value, key] : open_) full += key.empty() ? "" : key + ".";
-    return full + name;
-  }
-
-  json* place(json value) {
-    if (open_.empty()) {
-      root_ = std::move(value);
-      return &root_;
-    }
-    json& parent = *open_.back().first;
-    if (parent.is_array()) return &parent.emplace_back(std::move(value));
-    return &(parent[key_] = std::move(value));
-  }
-
-  bool open(json value) {
-    if (open_.size() == kNestingMax)
-      throw Error(
-          ErrorCode::kConfig,
-          fmt::format(
-              "{}: it is nested more than {} levels deep; a config has at most four",
-              line_and_column(text_, static_cast<std::size_t>(*reached_ - text_.data()) - 1),
-              kNestingMax));
-    std::string key = open_.empty() ? "" : key_;
-    if (!open_.empty() && open_.back().first->is_array())
-      key = std::to_string(open_.back().first->size());
-    open_.emplace_back(place(std::move(value)), std::move(key));
-    return true;
-  }
-
-  bool close() {
-    open_.pop_back();
-    return true;
-  }
-
-  std::string_view text_;
-  const char** reached_;
-  Places& places_;
-  json root_;
-  std::vector<std::pair<json*, std::string>> open_;
-  std::string key_;
-};
+// "storage.paths" holds "storage.paths" and "storage.paths.1".
+bool holds(std::string_view key, std::string_view inner) {
+  return inner.starts_with(key) && (inner.size() == key.size() || inner[key.size()] == '.');
+}
 
 json::json_pointer pointer_to(std::string_view key) {
   std::string pointer = "/" + std::string(key);
@@ -168,12 +49,17 @@ struct ConfigDocument::Content {
   std::string name;
   std::string text;
   json values;
-  Places places;
-  std::map<std::string, std::string, std::less<>> assignments;  // key -> the --set that gave it
+  KeyPlaces places;
+  // Each key that was set, with its --set, in the order of the command line.
+  std::vector<std::pair<std::string, std::string>> assignments;
 
   std::string place_of(std::string_view key) const {
-    const auto assignment = assignments.find(key);
-    if (assignment != assignments.end()) return "--set " + assignment->second;
+    // A list may have its entries from one --set, and one of them from a later one.
+    const auto newest =
+        std::find_if(assignments.rbegin(), assignments.rend(), [&](const auto& assigned) {
+          return holds(assigned.first, key) || holds(key, assigned.first);
+        });
+    if (newest != assignments.rend()) return "--set " + newest->second;
     const auto place = places.find(key);
     return place == places.end() ? name : name + ":" + line_and_column(text, place->second);
   }
@@ -205,9 +91,23 @@ struct ConfigDocument::Content {
         [this](const std::string& key, const std::string& message) { fail(key, message); });
   }
 
+  // For --set: a section gets the keys of an object, and keeps its others. Any other value replaces
+  // the old one.
+  void assign(json& target, const json& value, const std::string& key,
+              const std::string& assignment) {
+    if (!value.is_object() || !target.is_object()) assignments.emplace_back(key, assignment);
+    if (!value.is_object()) {
+      target = value;
+      return;
+    }
+    if (!target.is_object()) target = json::object();
+    for (const auto& [name, member] : value.items())
+      assign(target[name], member, key + "." + name, assignment);
+  }
+
   // For --set: an entry of a list has the number of one that is there, or the next. A larger one
   // would fill the list with as many entries of nothing.
-  void check_entry_numbers(const std::string& key) const {
+  void check_entry_numbers(const std::string& key, const ParseComplaint& complain) const {
     for (std::size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', dot + 1)) {
       const std::string list = key.substr(0, dot);
       const json* schema = find_key_schema(list);
@@ -220,11 +120,11 @@ struct ConfigDocument::Content {
       const auto read = std::from_chars(number.data(), number.data() + number.size(), entry);
       const bool is_number = number == fmt::format("{}", entry) && read.ec == std::errc{};
       if (is_number && entry <= count) continue;
-      fail(key, fmt::format(
-                    "\"{}\" has {} {}, with numbers from 0 on, so that there is no entry \"{}\"; "
-                    "the next one is {}.{}{}",
-                    list, count, count == 1 ? "entry" : "entries", number, list, count,
-                    key.substr(end)));
+      complain(0, fmt::format(
+                      "\"{}\" has {} {}, with numbers from 0 on, so that there is no entry \"{}\"; "
+                      "the next one is {}.{}{}",
+                      list, count, count == 1 ? "entry" : "entries", number, list, count,
+                      key.substr(end)));
     }
   }
 
@@ -252,21 +152,14 @@ ConfigDocument::ConfigDocument(std::string_view text, std::string name)
   Content& content = *content_;
   content.name = std::move(name);
   content.text = text;
-  const char* reached = content.text.data();
+  const auto complain = [&content](std::size_t offset, const std::string& message) {
+    throw Error(ErrorCode::kConfig, fmt::format("{}:{}: {}", content.name,
+                                                line_and_column(content.text, offset), message));
+  };
   // The parser takes it for the end of the text, and would ignore the rest.
   if (const std::size_t nul = content.text.find('\0'); nul != std::string::npos)
-    throw Error(ErrorCode::kConfig, fmt::format("{}:{}: there is a NUL byte; a config is text",
-                                                content.name, line_and_column(content.text, nul)));
-  DocumentBuilder builder(content.text, &reached, content.places);
-  const char* end = content.text.data() + content.text.size();
-  try {
-    json::sax_parse(TrackingIterator(content.text.data(), &reached),
-                    TrackingIterator(end, &reached), &builder, json::input_format_t::json,
-                    /*strict=*/true, /*ignore_comments=*/true);
-  } catch (const Error& error) {
-    throw Error(ErrorCode::kConfig, content.name + ":" + error.what());
-  }
-  content.values = builder.take();
+    complain(nul, "there is a NUL byte; a config is text");
+  content.values = parse_config(content.text, "", content.places, complain);
   content.check();
 }
 
@@ -295,20 +188,24 @@ void ConfigDocument::set(std::string_view assignment) {
     throw Error(
         ErrorCode::kConfig,
         fmt::format("--set {}: it must be KEY=VALUE, such as memory.host=10MiB", assignment));
-  content_->assignments[key] = assignment;
-  content_->check_entry_numbers(key);
+  const ParseComplaint complain = [&](std::size_t, const std::string& message) {
+    throw Error(ErrorCode::kConfig, fmt::format("--set {}: {}", assignment, message));
+  };
+  content_->check_entry_numbers(key, complain);
   const json* schema = find_key_schema(key);
   if (schema == nullptr) {
     const std::size_t dot = key.rfind('.');
     const std::string parent = dot == std::string::npos ? "" : key.substr(0, dot);
     const std::string name = dot == std::string::npos ? key : key.substr(dot + 1);
-    content_->fail(key, fmt::format("unknown key \"{}\"{}", key, nearest_key_hint(name, parent)));
+    complain(0, fmt::format("unknown key \"{}\"{}", key, nearest_key_hint(name, parent)));
   }
   const std::string text(assignment.substr(equals + 1));
-  json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json plain = json::parse(text, nullptr, /*allow_exceptions=*/false);
   const bool is_text =
-      value.is_discarded() || (schema->value("type", "") == "string" && !value.is_string());
-  content_->values[pointer_to(key)] = is_text ? json(text) : value;
+      plain.is_discarded() || (schema->value("type", "") == "string" && !plain.is_string());
+  KeyPlaces in_value;
+  const json value = is_text ? json(text) : parse_config(text, key, in_value, complain);
+  content_->assign(content_->values[pointer_to(key)], value, key, std::string(assignment));
   content_->check();
 }
 
@@ -362,7 +259,9 @@ std::optional<std::uint64_t> ConfigDocument::size_bytes(std::string_view key) co
 
 std::string ConfigDocument::json_of(std::string_view key) const {
   const json* value = content_->find(key);
-  return value == nullptr ? "null" : value->dump();
+  if (value == nullptr) return "null";
+  // A VALUE of --set may have bytes that are no UTF-8, as a path may.
+  return value->dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
 }
 
 std::string ConfigDocument::origin_of(std::string_view key) const {

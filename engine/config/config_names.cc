@@ -60,7 +60,11 @@ std::string_view name_of(RoomCheck check) {
 }
 
 std::string_view name_of(NonFinitePolicy policy) {
-  return policy == NonFinitePolicy::kSkip ? "skip" : "stop";
+  switch (policy) {
+    case NonFinitePolicy::kStop: return "stop";
+    case NonFinitePolicy::kSkip: return "skip";
+  }
+  return "unknown";
 }
 
 std::string_view name_of(UntouchedPolicy policy) {
@@ -74,11 +78,11 @@ std::string_view name_of(UntouchedPolicy policy) {
 
 std::string_view name_of(RankReduction reduction) {
   switch (reduction) {
-    case RankReduction::kExact: break;
+    case RankReduction::kExact: return "exact";
     case RankReduction::kNccl: return "nccl";
     case RankReduction::kNodes: return "nodes";
   }
-  return "exact";
+  return "unknown";
 }
 
 std::string_view name_of(OverlapPolicy policy) {
@@ -93,7 +97,11 @@ std::string_view name_of(OverlapPolicy policy) {
 }
 
 std::string_view name_of(UpdateProcessor processor) {
-  return processor == UpdateProcessor::kDevice ? "device" : "cpu";
+  switch (processor) {
+    case UpdateProcessor::kCpu: return "cpu";
+    case UpdateProcessor::kDevice: return "device";
+  }
+  return "unknown";
 }
 
 std::string_view name_of(MicroBatchOrder order) {

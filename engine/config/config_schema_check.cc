@@ -20,6 +20,15 @@ std::string join_key(const std::string& parent, const std::string& name) {
   return parent.empty() ? name : parent + "." + name;
 }
 
+// A VALUE of --set may have bytes that are no UTF-8, as a path may.
+std::string in_message(const json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+}
+
+bool is_entry_number(std::string_view word) {
+  return !word.empty() && word.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
 bool has_type(const json& value, const std::string& type) {
   if (type == "object") return value.is_object();
   if (type == "array") return value.is_array();
@@ -35,7 +44,7 @@ void check_range(const json& value, const json& schema, const std::string& key,
   const auto bound = [&](const char* name, auto&& inside, const char* word) {
     const auto limit = schema.find(name);
     if (limit != schema.end() && !inside(number, limit->get<double>()))
-      complain(key, fmt::format("\"{}\" is {}, but must be {} {}", key, value.dump(), word,
+      complain(key, fmt::format("\"{}\" is {}, but must be {} {}", key, in_message(value), word,
                                 limit->dump()));
   };
   bound("minimum", std::greater_equal<double>{}, "at least");
@@ -48,13 +57,13 @@ void check_string(const json& value, const json& schema, const std::string& key,
                   const SchemaComplaint& complain) {
   // Code that takes NUL for the end of the string (as with paths) would use another string.
   if (value.get_ref<const std::string&>().find('\0') != std::string::npos)
-    complain(key, fmt::format("\"{}\" is {}, with a NUL character in it", key, value.dump()));
+    complain(key, fmt::format("\"{}\" is {}, with a NUL character in it", key, in_message(value)));
   const auto allowed = schema.find("enum");
   if (allowed != schema.end() &&
       std::find(allowed->begin(), allowed->end(), value) == allowed->end()) {
     std::vector<std::string> names;
     for (const json& name : *allowed) names.push_back(name.dump());
-    complain(key, fmt::format("\"{}\" is {}, but must be one of {}", key, value.dump(),
+    complain(key, fmt::format("\"{}\" is {}, but must be one of {}", key, in_message(value),
                               fmt::join(names, ", ")));
   }
   if (schema.value("format", "") == "size" && value != "auto") {
@@ -99,8 +108,10 @@ void collect_unknown(const json& value, const json& schema, const std::string& k
 
 // How a value is written that has the wrong type.
 std::string spelling_hint(const json& value, const std::string& type) {
-  if (type == "array" && !value.is_structured()) return fmt::format("; write [{}]", value.dump());
-  if (type == "string" && value.is_number()) return fmt::format("; write \"{}\"", value.dump());
+  if (type == "array" && !value.is_structured())
+    return fmt::format("; write [{}]", in_message(value));
+  if (type == "string" && value.is_number())
+    return fmt::format("; write \"{}\"", in_message(value));
   return {};
 }
 
@@ -113,15 +124,15 @@ void check_choices(const json& value, const json& choices, const std::string& ke
     if (has_type(value, types.back())) return check_against_schema(value, choice, key, complain);
   }
   complain(key, fmt::format("\"{}\" is {}, but must be of type {}", key,
-                            value.is_structured() ? value.type_name() : value.dump(),
+                            value.is_structured() ? value.type_name() : in_message(value),
                             fmt::join(types, " or ")));
 }
 
-// Every key of the schema in dotted form.
+// Every key of the schema in dotted form. Those in an entry of a list are the first entry's.
 void collect_keys(const json& schema, const std::string& parent, std::vector<std::string>& keys) {
   const auto properties = schema.find("properties");
   if (properties == schema.end()) {
-    if (schema.contains("items")) collect_keys(schema["items"], parent, keys);
+    if (schema.contains("items")) collect_keys(schema["items"], join_key(parent, "0"), keys);
     return;
   }
   for (const auto& [name, member] : properties->items()) {
@@ -141,6 +152,13 @@ constexpr std::pair<std::string_view, std::string_view> kUsualNames[] = {
     {"dtype", "precision.parameters"},
     {"gradient_accumulation_steps", "batch.micro_batches"}};
 
+// "run.steps" as {"run": {"steps": ...}}.
+std::string in_sections(std::string_view key) {
+  const std::size_t dot = key.find('.');
+  if (dot == std::string_view::npos) return fmt::format("{{\"{}\": ...}}", key);
+  return fmt::format("{{\"{}\": {}}}", key.substr(0, dot), in_sections(key.substr(dot + 1)));
+}
+
 }  // namespace
 
 const json& config_schema() {
@@ -152,8 +170,7 @@ std::vector<std::string> config_keys() {
   std::vector<std::string> keys;
   collect_keys(config_schema(), "", keys);
   std::erase_if(keys, [](const std::string& key) {
-    const json* schema = find_key_schema(key);
-    return schema == nullptr || schema->contains("properties");
+    return find_key_schema(key)->contains("properties") || key.find(".0.") != std::string::npos;
   });
   return keys;
 }
@@ -163,7 +180,8 @@ const json* find_key_schema(const std::string& key) {
   std::size_t begin = 0;
   while (begin <= key.size()) {
     const std::size_t end = std::min(key.find('.', begin), key.size());
-    if (schema->value("type", "") == "array") {  // the entry's number
+    if (schema->value("type", "") == "array") {
+      if (!is_entry_number(std::string_view(key).substr(begin, end - begin))) return nullptr;
       schema = &schema->at("items");
       begin = end + 1;
       continue;
@@ -186,7 +204,7 @@ void check_against_schema(const json& value, const json& schema, const std::stri
   if (!has_type(value, type)) {
     const std::string what = key.empty() ? "the document" : "\"" + key + "\"";
     complain(key, fmt::format("{} is {}, but must be of type {}{}", what,
-                              value.is_structured() ? value.type_name() : value.dump(), type,
+                              value.is_structured() ? value.type_name() : in_message(value), type,
                               spelling_hint(value, type)));
   }
   if (type == "object") check_object(value, schema, key, complain);
@@ -213,6 +231,8 @@ std::string nearest_key_hint(const std::string& unknown, const std::string& pare
   std::vector<std::string> keys;
   collect_keys(config_schema(), "", keys);
   const std::string full = join_key(parent, unknown);
+  if (find_key_schema(full) != nullptr)  // in a file, a dot is part of the name
+    return fmt::format("; write {}", in_sections(unknown));
   for (const auto& [usual, ours] : kUsualNames)
     if (unknown == usual || unknown.ends_with(fmt::format(".{}", usual)))
       return fmt::format("; did you mean \"{}\"?", ours);
@@ -227,6 +247,12 @@ std::string nearest_key_hint(const std::string& unknown, const std::string& pare
       nearest_distance = distance;
     }
   }
+  // In an entry of a list, the key of that entry.
+  const std::size_t dot = nearest->rfind('.');
+  const json* section = find_key_schema(parent);
+  if (section != nullptr && dot != std::string::npos &&
+      section == find_key_schema(nearest->substr(0, dot)))
+    return fmt::format("; did you mean \"{}\"?", join_key(parent, nearest->substr(dot + 1)));
   return fmt::format("; did you mean \"{}\"?", *nearest);
 }
 

@@ -48,7 +48,8 @@ std::vector<UnknownKey> unknown_keys(const nlohmann::json& document);
 
 // Returns a question for the end of a message, such as: did you mean "optimizer.beta1"? The
 // question names the known key that is nearest to `unknown`. `parent` is the section that contains
-// `unknown`. The nearest key may be in another section.
+// `unknown`. The nearest key may be in another section. If `unknown` is a known key in dotted form,
+// the result says how a file writes the key.
 std::string nearest_key_hint(const std::string& unknown, const std::string& parent);
 
 }  // namespace sluice

@@ -9,6 +9,8 @@
 namespace sluice {
 namespace {
 
+constexpr const char* kMinimum = "optimizer.minimum_learning_rate";
+
 ScheduleShape shape_from(const std::string& name) {
   if (name == "constant") return ScheduleShape::kConstant;
   if (name == "linear") return ScheduleShape::kLinear;
@@ -135,12 +137,15 @@ LearningRateOptions learning_rate_options(const ConfigDocument& document) {
       .steps = document.integer("run.steps")};
   const ScheduleShape shape = options.schedule.shape;
   const bool has_minimum = shape != ScheduleShape::kConstant && shape != ScheduleShape::kRangeTest;
-  if (has_minimum && options.minimum_learning_rate > options.learning_rate)
+  if (has_minimum && options.minimum_learning_rate > options.learning_rate) {
+    const bool is_default = document.origin_of(kMinimum) == "default";
     document.fail(
-        "optimizer.minimum_learning_rate",
-        fmt::format(
-            "\"optimizer.minimum_learning_rate\" is {}, more than \"optimizer.learning_rate\" = {}",
-            options.minimum_learning_rate, options.learning_rate));
+        is_default ? "optimizer.learning_rate" : kMinimum,
+        fmt::format("\"{}\" is {}{}, more than \"optimizer.learning_rate\" = {}; set it to "
+                    "0 or to another rate below",
+                    kMinimum, options.minimum_learning_rate, is_default ? " (the default)" : "",
+                    options.learning_rate));
+  }
   return options;
 }
 

@@ -5,12 +5,14 @@
 
 #include <sluice/error.h>
 #include "engine/config/config_schema_check.h"
+#include "engine/plan/parameter_groups.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/commands/config_inputs.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/deepspeed/deepspeed_keys.h"
+#include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/train_config.h"
 
 namespace sluice {
@@ -42,6 +44,13 @@ ConfigSource source_of(const ConfigShowOptions& options) {
   ConfigSource source = read_config_source(options.file, options.values, options.assignments);
   if (!source.report) refuse_steps_and_ranks(options.values, name_of_source(options.file));
   return source;
+}
+
+// docs/config_keys.md writes "optimizer.groups[].tensors" for the key of any entry.
+std::string of_first_entry(std::string key) {
+  for (std::size_t at = key.find("[]"); at != std::string::npos; at = key.find("[]", at))
+    key.replace(at, 2, ".0");
+  return key;
 }
 
 void explain_own(const std::string& key, const nlohmann::json& schema) {
@@ -134,7 +143,11 @@ int run_config_import(const ConfigImportOptions& options) {
 
 int run_config_check(const ConfigShowOptions& options) {
   const ConfigSource source = source_of(options);
-  validate(train_config(source.document).engine);
+  const TrainConfig config = train_config(source.document);
+  validate(config.engine);
+  check_gpu_config(config);
+  const ModelSpec model = validated(training_model(config, computes_on_host(config)));
+  (void)ParameterGroups(config.engine.optimizer, model);  // fails on a pattern without a tensor
   if (source.report) say("{}\n", summary_of(*source.report, name_of_source(options.file)));
   say("{} is a config that sluice train takes\n", name_of_source(options.file));
   return kExitOk;
@@ -152,7 +165,10 @@ int run_config_show(const ConfigShowOptions& options) {
       say("{:<44} {:<16} {}\n", key, value == "null" ? "chosen by Sluice" : value, origin);
     }
   }
-  if (options.as_json) say_text(all.dump(2) + "\n");
+  // Values of --set and the file's name may have bytes that are no UTF-8.
+  if (options.as_json)
+    say_text(all.dump(2, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) +
+             "\n");
   return kExitOk;
 }
 
@@ -191,11 +207,17 @@ int run_config_diff(const ConfigDiffOptions& options) {
 }
 
 int run_config_explain(const std::string& key) {
-  const nlohmann::json* own = find_key_schema(key);
-  const DeepspeedKey* row = find_deepspeed_key(key);
   if (key.empty())
     throw Error(ErrorCode::kConfig,
                 "config explain: the key is empty; name one, such as optimizer.beta2");
+  const nlohmann::json* own = find_key_schema(of_first_entry(key));
+  const DeepspeedKey* row = find_deepspeed_key(key);
+  const std::string list = key.substr(0, key.find_last_of(".["));
+  const nlohmann::json* around = find_key_schema(of_first_entry(list));
+  if (own != nullptr && around != nullptr && around->value("type", "") == "array")
+    throw Error(ErrorCode::kConfig,
+                fmt::format("config explain: {} is an entry of a list; name the list, {}{}", key,
+                            list, own->contains("properties") ? ", or a key in the entry" : ""));
   if (own == nullptr && row == nullptr) {
     const std::string of_deepspeed = deepspeed_key_hint(key);
     throw Error(ErrorCode::kConfig,

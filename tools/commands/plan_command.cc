@@ -276,6 +276,7 @@ int run_plan(const PlanOptions& options) {
                     "same number on each",
                     *options.nodes, options.ranks));
   const ConfigDocument document = document_of(options);
+  if (!options.output_file.empty()) (void)config_text_of(document);  // fails before the work
   PlanSubject subject = subject_of(options, document);
   OutputFiles outputs;
   add_config_inputs(outputs, options.config_file, document);

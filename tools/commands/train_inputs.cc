@@ -7,6 +7,16 @@
 #include "tools/deepspeed/config_source.h"
 
 namespace sluice {
+namespace {
+
+// The schedule is to fall, and has nowhere to fall to.
+bool falls_nowhere(const LearningRateOptions& options) {
+  const ScheduleShape shape = options.schedule.shape;
+  return (shape == ScheduleShape::kCosine || shape == ScheduleShape::kLinear) &&
+         options.minimum_learning_rate == options.learning_rate;
+}
+
+}  // namespace
 
 TrainConfig read_train_config(const TrainOptions& options, std::string& introduction) {
   DeepspeedValues values = options.deepspeed;
@@ -19,6 +29,12 @@ TrainConfig read_train_config(const TrainOptions& options, std::string& introduc
   if (options.steps) document.set(fmt::format("run.steps={}", *options.steps));
   if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
   TrainConfig config = train_config(document);
+  if (falls_nowhere(config))
+    introduction += fmt::format(
+        "the learning rate stays at {} after its warm-up: optimizer.minimum_learning_rate is "
+        "{}{}\n",
+        config.learning_rate, config.minimum_learning_rate,
+        source.origin_of("optimizer.minimum_learning_rate") == "default" ? ", the default" : "");
   if (!options.data_file.empty()) config.data_file = options.data_file;
   if (!options.tokenizer.empty()) config.tokenizer = options.tokenizer;
   if (!options.trace_file.empty()) config.trace_file = options.trace_file;

@@ -13,6 +13,7 @@ namespace sluice {
 
 // Returns a JSON text with the keys of `document` that have a value from the file or from --set.
 // The text has no comments and no other keys.
+// Fails with kConfig if a value from --set has bytes that are no UTF-8, because no JSON has them.
 std::string config_text_of(const ConfigDocument& document);
 
 // Returns a copy of the JSON text `config`. In the copy, each key of `changes` has the JSON value

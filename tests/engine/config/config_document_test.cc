@@ -94,7 +94,7 @@ TEST(ConfigDocument, MistakesInParameterGroupsHaveTheirPlace) {
   EXPECT_EQ(complaint("{\"optimizer\": {\"groups\": [{\"tensors\": [\"a\"]},\n"
                       "  {\"tensors\": [\"b\"], \"weight_deca\": 1}]}}"),
             "run.json:2:22: unknown key \"optimizer.groups.1.weight_deca\"; did you mean "
-            "\"optimizer.groups.weight_decay\"?");
+            "\"optimizer.groups.1.weight_decay\"?");
   EXPECT_EQ(complaint("{\"optimizer\": {\"groups\": [{\"tensors\": []}]}}"),
             "run.json:1:28: \"optimizer.groups.0.tensors\" is empty, but must have at least 1 "
             "entry");
@@ -175,6 +175,18 @@ TEST(ConfigDocument, AssignmentsOverrideAndAreChecked) {
             "--set run.steps=-1: \"run.steps\" is -1, but must be at least 1");
   EXPECT_EQ(complaint("{}", "run.steps"),
             "--set run.steps: it must be KEY=VALUE, such as memory.host=10MiB");
+}
+
+// validate() finds these, too, but knows no file.
+TEST(ConfigDocument, ContradictionsHaveTheirPlace) {
+  for (const char* text : {R"({"optimizer": {"overlap": "eager"}})",
+                           R"({"placement": {"optimizer": "device", "parameters": "nvme"}})",
+                           R"({"optimizer": {"overlap": "eager", "clip_norm": 0},
+ "precision": {"parameters": "fp16", "loss_scale": {"static": 0}}})"}) {
+    EXPECT_TRUE(complaint(text).starts_with("run.json:1:16: \"")) << complaint(text);
+  }
+  EXPECT_TRUE(complaint("{}", "optimizer.overlap=eager")
+                  .starts_with("--set optimizer.overlap=eager: \"optimizer.overlap\": eager"));
 }
 
 TEST(ConfigDocument, MissingFileIsNamed) {

@@ -1,6 +1,9 @@
 // A config that is written down and read back is the same config: every key that the engine reads.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <functional>
+#include <limits>
 #include <set>
 #include <string>
 #include <utility>
@@ -9,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/config.h>
+#include <sluice/error.h>
 #include "engine/config/config_text.h"
 #include "tests/support/campaign.h"
 #include "tests/support/random_run.h"
@@ -106,6 +110,55 @@ TEST(ConfigText, IsReadBackToTheSameConfig) {
     if (run.one_in(2)) config.memory.host_bytes = run.any_magnitude(1e15);
     const std::string text = config_text(config);
     EXPECT_EQ(config_text(engine_config(ConfigDocument(text, "text"))), text) << "seed " << seed;
+  }
+}
+
+// A trace has the config's text, which `sluice trace whatif` reads.
+TEST(ConfigText, WhatCannotBeReadBackIsRefusedBeforehand) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const std::vector<std::pair<const char*, std::function<void(Config&)>>> changes = {
+      {"clip_norm", [](Config& c) { c.optimizer.clip_norm = kInfinity; }},
+      {"clip_norm", [](Config& c) { c.optimizer.clip_norm = 1e31; }},
+      {"optimizer.weight_decay", [](Config& c) { c.optimizer.adam.weight_decay = 11; }},
+      {"epsilon", [](Config& c) { c.optimizer.adam.epsilon = 2; }},
+      {"lazy_max", [](Config& c) { c.optimizer.lazy_max = 100'001; }},
+      {"rounding_seed", [](Config& c) { c.optimizer.rounding_seed = (1ull << 53) + 2; }},
+      {"commit_every", [](Config& c) { c.storage.state.commit_every = 1'000'001; }},
+      {"window", [](Config& c) { c.precision.loss_scale.window = 1'000'000'001; }},
+      {"hysteresis", [](Config& c) { c.precision.loss_scale.hysteresis = 1'000'001; }},
+      {"group", [](Config& c) { c.sharding.group_ranks = 65'537; }},
+      {"node_ranks", [](Config& c) { c.sharding.node_ranks = 65'537; }},
+      {"keep_gathered", [](Config& c) { c.sharding.keep_gathered_bytes = (1ull << 63) + 1; }},
+      {"host", [](Config& c) { c.memory.host_bytes = UINT64_MAX; }},
+      {"learning_rate_factor",
+       [](Config& c) { c.optimizer.groups = {{.tensors = {"a"}, .learning_rate_factor = 1001}}; }},
+      {"weight_decay",
+       [](Config& c) { c.optimizer.groups = {{.tensors = {"a"}, .weight_decay = 11}}; }},
+      {"group_ranks",
+       [](Config& c) {
+         c.sharding.group_ranks = 2;
+         c.sharding.group_is_node = true;
+       }},
+      {"storage.paths", [](Config& c) { c.storage.paths = {std::string("/tmp\0x", 6)}; }},
+      {"precision.parameters", [](Config& c) { c.precision.parameters = DType(99); }},
+      {"placement.parameters", [](Config& c) { c.placement.parameters = TierChoice(99); }},
+      {"optimizer.type", [](Config& c) { c.optimizer.kind = OptimizerKind(99); }},
+      {"non_finite", [](Config& c) { c.optimizer.non_finite = NonFinitePolicy(99); }},
+      {"update_on", [](Config& c) { c.optimizer.update_on = UpdateProcessor(99); }},
+      {"reduction", [](Config& c) { c.sharding.reduction = RankReduction(99); }},
+      {"overlap", [](Config& c) { c.optimizer.overlap = OverlapPolicy(99); }},
+      {"verify", [](Config& c) { c.storage.verify = Verify(99); }}};
+  for (const auto& [member, change] : changes) {
+    Config config;
+    change(config);
+    try {
+      validate(config);
+      ADD_FAILURE() << member << " passes";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      EXPECT_NE(std::string(error.what()).find(member), std::string::npos) << error.what();
+      EXPECT_TRUE(std::string(error.what()).starts_with("Config::")) << error.what();
+    }
   }
 }
 
