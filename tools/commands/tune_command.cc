@@ -12,6 +12,7 @@
 
 #include <sluice/error.h>
 #include "base/topology.h"
+#include "base/utf8.h"
 #include "gpu/ranks/launcher_environment.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"
@@ -24,6 +25,7 @@
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/dataset.h"
 #include "tools/gpt/train/tokenized_data.h"
+#include "tools/report/config_changes.h"
 #include "tools/report/plan_rates.h"
 #include "tools/tune/run_model.h"
 #include "tools/tune/tune_axes.h"
@@ -59,8 +61,11 @@ void check_gpu_rates(const std::string& file, const TrainConfig& config) {
 
 ConfigDocument document_of(const TuneOptions& options) {
   std::vector<std::string> assignments = options.assignments;
+  // In quotes, so that no name is read as JSON. JSON is UTF-8, and a name may have other bytes.
   if (!options.data_file.empty())
-    assignments.push_back("data.file=" + nlohmann::json(options.data_file).dump());
+    assignments.push_back("data.file=" + (is_utf8(options.data_file)
+                                              ? nlohmann::json(options.data_file).dump()
+                                              : options.data_file));
   return std::move(
       read_config_source(options.config_file, options.deepspeed, assignments).document);
 }
@@ -115,7 +120,8 @@ class Tuning {
     const std::string path = calibration_file(hardware);
     std::string why;
     std::optional<MachineCalibration> cached;
-    if (!options_.recalibrate && !path.empty()) cached = load_calibration(path, hardware, why);
+    if (!options_.recalibrate && !path.empty())
+      cached = load_calibration(path, hardware, request.paths.size(), why);
     if (!why.empty()) warn("sluice: {}; measuring again\n", why);
     if (cached && age_days(*cached) <= options_.calibration_days) {
       outcome_.machine = std::move(*cached);
@@ -211,6 +217,7 @@ int run_tune(const TuneOptions& options) {
   ConfigDocument document = document_of(options);
   TrainConfig config = train_config(document);
   validate(config.engine);
+  (void)config_text_of(document);  // each candidate is a config file; this fails before the work
   check_gpu_config(config);
   check_gpu_rates(options.gpu_file, config);
   (void)tune_axes(document, config, {}, options.kept);

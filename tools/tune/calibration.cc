@@ -102,19 +102,27 @@ double latency_of(const MachineCalibration& machine) {
                   smallest->depth * size_bytes / smallest->bytes_per_second - size_bytes / best);
 }
 
+// Faster than any memory: such a number was not measured.
+constexpr double kRateMax = 1e15;
+
+bool is_rate(double rate) {
+  return rate > 0 && rate <= kRateMax;
+}
+
 // Every pattern at every size and depth, or the interpolation would miss a corner.
 bool is_whole(const MachineCalibration& machine) {
   std::set<std::uint64_t> sizes;
   std::set<std::uint32_t> depths;
   std::set<std::tuple<IoPattern, std::uint64_t, std::uint32_t>> cases;
   for (const DriveRate& rate : machine.drives) {
-    if (!(rate.bytes_per_second > 0)) return false;
+    if (!is_rate(rate.bytes_per_second)) return false;
     sizes.insert(rate.request_bytes);
     depths.insert(rate.depth);
     cases.insert({rate.pattern, rate.request_bytes, rate.depth});
   }
   return !cases.empty() && cases.size() == kTunePatterns.size() * sizes.size() * depths.size() &&
-         machine.adam_parameters_per_second > 0;
+         is_rate(machine.adam_parameters_per_second) &&
+         std::ranges::all_of(machine.path_rates, is_rate);
 }
 
 std::int64_t now_s() {
@@ -211,7 +219,8 @@ std::string calibration_file(const std::string& hardware) {
 }
 
 std::optional<MachineCalibration> load_calibration(const std::string& path,
-                                                   const std::string& hardware, std::string& why) {
+                                                   const std::string& hardware, std::size_t paths,
+                                                   std::string& why) {
   if (::access(path.c_str(), F_OK) != 0) return std::nullopt;
   std::string unreadable;
   const auto text = read_text_file(path, kMachineFileBytesMax, unreadable);
@@ -242,9 +251,18 @@ std::optional<MachineCalibration> load_calibration(const std::string& path,
     why = fmt::format("\"{}\" is no calibration of sluice tune", path);
     return std::nullopt;
   }
-  if (machine.hardware == hardware) return machine;
-  why = fmt::format("\"{}\" was measured on other hardware: {}; here: {}", path, machine.hardware,
-                    hardware);
+  const std::size_t path_rates = paths > 1 ? paths : 0;
+  if (machine.hardware != hardware) {
+    why = fmt::format("\"{}\" was measured on other hardware: {}; here: {}", path, machine.hardware,
+                      hardware);
+  } else if (machine.path_rates.size() != path_rates) {
+    why = fmt::format("\"{}\" has the rates of {} paths, where {} are expected", path,
+                      machine.path_rates.size(), path_rates);
+  } else if (age_days(machine) < 0) {  // it would never grow old
+    why = fmt::format("\"{}\" was measured later than now, by this machine's clock", path);
+  } else {
+    return machine;
+  }
   return std::nullopt;
 }
 

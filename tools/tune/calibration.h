@@ -7,6 +7,7 @@
 // Thread rule: one thread measures. Any thread may read a finished calibration.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -71,10 +72,12 @@ MachineCalibration calibrate(const CalibrationRequest& request,
 std::string calibration_file(const std::string& hardware);
 
 // Returns the calibration in the file `path`. The result is empty if the file does not exist,
-// cannot be read, is not a calibration, or is from other hardware. If the file exists and the
-// result is empty, `why` gives the reason.
+// cannot be read, is not a calibration, is from other hardware or from a time to come, or has no
+// rate of each of `paths` storage paths. If the file exists and the result is empty, `why` gives
+// the reason.
 std::optional<MachineCalibration> load_calibration(const std::string& path,
-                                                   const std::string& hardware, std::string& why);
+                                                   const std::string& hardware, std::size_t paths,
+                                                   std::string& why);
 // Writes `calibration` under a temporary name, and then renames the file to `path`. Also makes the
 // file's folder. If the call fails, the result is a text with the reason. Otherwise, the result is
 // empty.

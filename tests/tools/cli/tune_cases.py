@@ -168,6 +168,17 @@ class Tune(CliCase):
         self.assertFalse(self.tune("--dry-run", "--calibration-days", 0)["calibration"]["was_cached"])
         self.assertIn("calibration measured in", self.done.stdout)
 
+    def test_a_calibration_of_a_time_to_come_is_measured_again(self):
+        cache = self.path("cache")
+        self.environment = lambda: {**CliCase.environment(self), "XDG_CACHE_HOME": cache}
+        self.tune("--dry-run")
+        (name,) = os.listdir(os.path.join(cache, "sluice"))
+        made = self.read_json(os.path.join("cache", "sluice", name))
+        with open(os.path.join(cache, "sluice", name), "w", encoding="utf-8") as file:
+            json.dump({**made, "made_s": made["made_s"] + 10**6}, file)
+        self.assertFalse(self.tune("--dry-run")["calibration"]["was_cached"])
+        self.assertIn(f'{name}" was measured later than now, by this machine\'s clock; measuring again\n', self.done.stderr)
+
     def test_several_ranks_are_refused(self):
         done = self.run_sluice("tune", self.write_config(), expect=(2, 3, 4, 5),
                                prefix=["env", "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0",

@@ -1,5 +1,6 @@
 #include "tools/tune/calibration.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 
@@ -73,7 +74,7 @@ TEST(Calibration, AFileHoldsAllOfIt) {
   const std::string path = folder.path() + "/deep/calibration.json";
   EXPECT_EQ(save_calibration(path, made()), "");
   std::string why;
-  const auto loaded = load_calibration(path, "a test", why);
+  const auto loaded = load_calibration(path, "a test", 1, why);
   ASSERT_TRUE(loaded) << why;
   EXPECT_EQ(loaded->made_s, 1000);
   EXPECT_EQ(loaded->adam_parameters_per_second, 1e9);
@@ -88,21 +89,45 @@ TEST(Calibration, OtherHardwareAndDamageAreNamed) {
   const test::TempDirectory folder;
   const std::string path = folder.path() + "/calibration.json";
   std::string why;
-  EXPECT_FALSE(load_calibration(path, "a test", why));
+  EXPECT_FALSE(load_calibration(path, "a test", 1, why));
   EXPECT_EQ(why, "");  // none is at hand
   ASSERT_EQ(save_calibration(path, made()), "");
-  EXPECT_FALSE(load_calibration(path, "another machine", why));
+  EXPECT_FALSE(load_calibration(path, "another machine", 1, why));
   EXPECT_NE(why.find("other hardware: a test; here: another machine"), std::string::npos) << why;
   MachineCalibration part = made();
   part.drives.pop_back();
   ASSERT_EQ(save_calibration(path, part), "");
   why.clear();
-  EXPECT_FALSE(load_calibration(path, "a test", why));
+  EXPECT_FALSE(load_calibration(path, "a test", 1, why));
   EXPECT_NE(why.find("is no calibration"), std::string::npos) << why;
   std::ofstream(path) << "{";
   why.clear();
-  EXPECT_FALSE(load_calibration(path, "a test", why));
+  EXPECT_FALSE(load_calibration(path, "a test", 1, why));
   EXPECT_NE(why.find("is no calibration"), std::string::npos) << why;
+}
+
+TEST(Calibration, WhatNobodyMeasuredIsNotTaken) {
+  const test::TempDirectory folder;
+  const std::string path = folder.path() + "/calibration.json";
+  const auto refusal = [&](std::size_t paths, const auto& change) {
+    MachineCalibration machine = made();
+    change(machine);
+    EXPECT_EQ(save_calibration(path, machine), "");
+    std::string why;
+    EXPECT_FALSE(load_calibration(path, "a test", paths, why));
+    return why.substr(std::min(why.size(), path.size() + 3));
+  };
+  EXPECT_EQ(refusal(1, [](MachineCalibration& machine) { machine.made_s = 1'000'000'000'000; }),
+            "was measured later than now, by this machine's clock");
+  EXPECT_EQ(refusal(3,
+                    [](MachineCalibration& machine) {
+                      machine.path_rates = {1e9, 1e9};
+                    }),
+            "has the rates of 2 paths, where 3 are expected");
+  const std::string none = "is no calibration of sluice tune";
+  EXPECT_EQ(refusal(1, [](auto& machine) { machine.adam_parameters_per_second = 1e308; }), none);
+  EXPECT_EQ(refusal(1, [](auto& machine) { machine.drives[0].bytes_per_second = 1e308; }), none);
+  EXPECT_EQ(refusal(2, [](auto& machine) { machine.path_rates = {1e9, -1}; }), none);
 }
 
 TEST(Calibration, HardwareNamesDrivesAndCores) {
