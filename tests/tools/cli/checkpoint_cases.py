@@ -11,7 +11,7 @@ import struct
 import subprocess
 import time
 
-from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase, mount_tmpfs
+from cli_support import ON_NVME, RUN_TIMEOUT_S, SMALL_CONFIG, CliCase, mount_tmpfs
 from ranks_support import RanksTest
 from forged_checkpoint import mend_checksums
 from universal_checkpoint import read_safetensors, write_universal
@@ -302,6 +302,21 @@ class Checkpoints(CliCase):
         with open(self.path("kept", "latest", "sluice_state.json"), encoding="utf-8") as file:
             application = json.loads(json.load(file)["application"][0])
         self.assertEqual((application["steps"], application["draws"]), (5, 2 * 2 + 3 * 3))
+
+    def test_more_steps_say_what_becomes_of_the_schedule(self):
+        values = {**BASE, "run.steps": 4, "optimizer.warmup_steps": 1}
+        self.train(values, "--checkpoint", "kept")
+        shutil.copytree(self.path("kept"), self.path("same"))
+        config = self.write_config({**values, "run.steps": 8})
+        rates = [float(line.split()[1]) for line in self.run_sluice("config", "rates", config).stdout.splitlines()]
+        lowest = SMALL_CONFIG["optimizer"]["minimum_learning_rate"]
+        said = self.run_sluice("train", config, "--quiet", "--checkpoint", "kept", "--resume").stderr
+        self.assertIn("checkpoint: run.steps was 4 and is 8 from here on, and so the schedule's end: the next learning rate is "
+                      f"{rates[4]:.3g}, not {lowest:g}; --set optimizer.schedule_steps=4 --accept-config keeps the schedule\n", said)
+        self.run_sluice("train", config, "--quiet", "--checkpoint", "same", "--resume", "--set", "optimizer.schedule_steps=4",
+                        "--accept-config", "--json", "run.json")
+        self.assertEqual(self.read_json("run.json")["state_sha256"],
+                         self.train({**values, "run.steps": 8, "optimizer.schedule_steps": 4})["state_sha256"])
 
     def test_what_cannot_go_on_is_refused_and_nothing_changes(self):
         self.assertIn("no checkpoint", self.fail_train(2, BASE, *EVERY, "--resume=required"))

@@ -1,14 +1,17 @@
 // The part of Checkpointing that writes the application's text of a saved state, and compares the
 // text of the state that a run continues from.
 #include <algorithm>
+#include <charconv>
 #include <set>
 #include <span>
 #include <string>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "engine/config/learning_rate.h"
 #include "engine/config/setting_change.h"
 #include "io/checksum.h"
 #include "tools/gpt/train/checkpointing.h"
@@ -60,6 +63,29 @@ bool is_same_change(const SettingChange& one, const SettingChange& other) {
          one.after == other.after;
 }
 
+bool is_of_train(const nlohmann::json& saved) {
+  return saved.is_object() && saved.contains("steps") && saved["steps"].is_number_unsigned() &&
+         saved.contains("settings") && saved["settings"].is_object() && saved.contains("text") &&
+         (!saved.contains(kBeginning) || saved[kBeginning].is_string()) &&
+         std::all_of(saved["settings"].begin(), saved["settings"].end(),
+                     [](const nlohmann::json& value) { return value.is_string(); });
+}
+
+// For the note on other run.steps: a schedule that ends with the run ends elsewhere now.
+std::string longer_schedule(const LearningRateOptions& options, std::uint64_t steps,
+                            const std::string& before) {
+  LearningRateOptions old = options;
+  if (std::from_chars(before.data(), before.data() + before.size(), old.steps).ec != std::errc{})
+    return "";
+  const double was = learning_rate_at(old, steps);
+  const double is = learning_rate_at(options, steps);
+  if (was == is) return "";
+  return fmt::format(
+      ", and so the schedule's end: the next learning rate is {:.3g}, not {:.3g}; "
+      "--set optimizer.schedule_steps={} --accept-config keeps the schedule",
+      is, was, before);
+}
+
 }  // namespace
 
 // Runs that begin with the same settings and text have the same bits, so nothing else has to tell
@@ -89,11 +115,7 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
   const auto fail = [&](const std::string& why) {
     throw Error(ErrorCode::kInput, fmt::format("{}: {}", where, why));
   };
-  if (!saved.is_object() || !saved.contains("steps") || !saved["steps"].is_number_unsigned() ||
-      !saved.contains("settings") || !saved["settings"].is_object() || !saved.contains("text") ||
-      (saved.contains(kBeginning) && !saved[kBeginning].is_string()) ||
-      !std::all_of(saved["settings"].begin(), saved["settings"].end(),
-                   [](const nlohmann::json& value) { return value.is_string(); }))
+  if (!is_of_train(saved))
     fail("field \"application\" comes from another program, not from sluice train");
   std::vector<std::string> changes;
   std::vector<SettingChange> accepted;
@@ -117,7 +139,9 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
     const bool is_converted = options_.converts && key == "precision.gradients";
     if (key == "run.steps" || follows_ranks(key) || key == kProducts || is_converted ||
         options_.accepts_config) {
-      notes_.push_back(fmt::format("checkpoint: {} from here on", change));
+      notes_.push_back(
+          fmt::format("checkpoint: {} from here on{}", change,
+                      key == "run.steps" ? longer_schedule(config_, saved["steps"], before) : ""));
       if (key != kProducts) accepted.push_back({.key = key, .before = before, .after = value});
     } else {
       changes.push_back(change);
