@@ -22,7 +22,7 @@ from .errors import OPTIMIZER_NOT_COPIED, ArgumentError, NonFiniteError, OutOfMe
 from .optim_state import Entry, States
 from .optimizer import UPDATES
 from .processes import processes_of_launcher, require_member, share_of_cores
-from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits, total_norm
+from .shares import ProcessGroup, Share, are_finite, is_distributed_tensor, local_of, sum_of_bits, total_norm
 from .units import is_of_torch
 from .waits import Parameters, Waits
 
@@ -443,14 +443,15 @@ class DetachedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _clip(self, gradients: "list[Any]") -> float:
-        """Returns the factor for the gradients; the same bits as torch's clip_grad_norm_, where torch clips."""
+        """Returns the factor for the gradients; in fp32 the same bits as torch's clip_grad_norm_, where torch clips."""
         if self.clip_norm is None or not gradients:
             return 1.0
         norm = total_norm(gradients)
         self.gradient_norm = float(norm)
         if not math.isfinite(self.gradient_norm):
-            raise NonFiniteError(f"the norm of the gradients is {self.gradient_norm}, so they cannot be clipped; nothing was "
-                                 "updated. zero_grad() forgets them")
+            why = ("though each of these is finite: its square is beyond fp32, as in torch's clip_grad_norm_. Divide the loss"
+                   if are_finite(gradients) else "so they cannot be clipped")
+            raise NonFiniteError(f"the norm of the gradients is {self.gradient_norm}, {why}; nothing was updated. zero_grad() forgets them")
         return float(torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0))
 
     def _agree_on_values(self) -> None:

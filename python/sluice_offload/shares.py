@@ -35,15 +35,24 @@ def sum_of_bits(tensor: torch.Tensor) -> int:
 
 
 def total_norm(gradients: "list[torch.Tensor]") -> torch.Tensor:
-    """The norm of all elements, each counted once; the same bits as torch's clip_grad_norm_ takes. torch refuses tensors of
-    several meshes, and plain tensors beside DTensors: here, the norms of each mesh's tensors are added up."""
+    """The norm of all elements, each counted once; the same bits as torch's clip_grad_norm_ takes in fp32. torch refuses tensors of
+    several meshes, and plain tensors beside DTensors: here, the norms of each mesh's tensors are added up. torch's norm of 16-bit
+    gradients has 16 bits; here it is one of fp32."""
     by_mesh: "dict[Any, list[torch.Tensor]]" = {}
     for gradient in gradients:
         mesh = gradient.device_mesh if is_distributed_tensor(gradient) else None  # type: ignore[attr-defined]
         by_mesh.setdefault(mesh, []).append(gradient)
-    norms: "list[Any]" = [torch.nn.utils.get_total_norm(some) for some in by_mesh.values()]
+    norms: "list[Any]" = []
+    for some in by_mesh.values():
+        wide = [gradient for gradient in some if gradient.itemsize > 2]
+        norms += [torch.nn.utils.get_total_norm(wide)] if wide else []
+        norms += [torch.nn.utils.get_total_norm([gradient.float()]) for gradient in some if gradient.itemsize <= 2]  # one copy at a time
     norms = [norm.full_tensor() if is_distributed_tensor(norm) else norm for norm in norms]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+
+def are_finite(gradients: "list[torch.Tensor]") -> bool:
+    return all(bool(torch.isfinite(local_of(gradient)).all()) for gradient in gradients)
 
 
 def require_squares(values: torch.Tensor, words: str) -> None:

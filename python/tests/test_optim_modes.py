@@ -787,6 +787,40 @@ def test_a_norm_that_is_not_finite_changes_nothing(place):  # noqa: F811
         optim.AdamW([p], clip_norm=0, config=place())
 
 
+def test_the_norm_of_16_bit_gradients_has_32_bits(place):  # noqa: F811
+    for gradients in ("step", "backward"):
+        p = nn.Parameter(torch.ones(10_000, dtype=torch.float16))
+        q = nn.Parameter(torch.ones(3))
+        ours = optim.SGD([p, q], lr=100.0, clip_norm=1.0, gradients=gradients, config=place())
+        (1000 * p.float()).sum().backward()
+        q.grad = None
+        ours.step()  # the norm is above what fp16 has
+        assert ours.gradient_norm == pytest.approx(1e5, rel=1e-5) and p.abs().max() < 1e-4
+        ours.close()
+    p = nn.Parameter(torch.ones(2))
+    ours = optim.SGD([p], lr=1.0, clip_norm=1.0, config=place())
+    p.grad = torch.full((2,), 1e30)
+    with pytest.raises(sluice.NonFiniteError, match="is inf, though each of these is finite"):
+        ours.step()
+    assert p.eq(1).all()
+    ours.close()
+
+
+@pytest.mark.parametrize("state, lost", [("fp32", [1, 1, 1]), ("8bit", [1, 256, 256])])
+def test_what_an_infinite_gradient_leaves(place, state, lost):  # noqa: F811
+    p = nn.Parameter(torch.zeros(600))
+    ours = optim.AdamW([p], lr=1e-3, config={**place(), "optimizer": {"state": state}})
+    counts = []
+    for step in range(3):
+        p.grad = torch.ones(600)
+        if step == 0:
+            p.grad[5] = float("inf")
+        ours.step()
+        counts.append(int((~p.isfinite()).sum()))
+    assert counts == lost
+    ours.close()
+
+
 def test_a_failed_transfer_does_not_keep_it_from_closing(place, monkeypatch):  # noqa: F811
     model = nn.Sequential(nn.Linear(8, 8))
     ours = optim.AdamW(model.parameters(), gradients="backward", overlap="forward", modules=model, config=place())
