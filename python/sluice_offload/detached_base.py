@@ -292,6 +292,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         assigned = {} if self._engine is None else {p: dict(entry) for p, entry in self.state.items() if entry.was_set}
         try:
             self._check_group(self.param_groups[-1])
+            self._check_hyperparameters(self.param_groups[-1])
             self._require_once(self.param_groups[-1])
             if self._engine is not None:
                 self._place(assigned)
@@ -316,6 +317,18 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if refused:
             raise ArgumentError(f"{type(self).__name__} has no {', '.join(refused)}; give torch.optim's optimizer these "
                                 "parameters, or leave it out")
+
+    def _check_hyperparameters(self, group: "dict[str, Any]") -> None:
+        """As the engine does in each step, behind forward and backward."""
+        for name, value in self._hyperparameters(group, 1).items():
+            if name in ("beta1", "beta2", "momentum"):
+                is_right, words = 0 <= value < 1, "in [0, 1)"
+            elif name == "epsilon":
+                is_right, words = 1.2e-38 <= value <= 3.4e38, "in 1.2e-38..3.4e38, which fp32 has"
+            else:
+                is_right, words = 0 <= value < math.inf, "finite and not negative"
+            if not is_right:
+                raise ArgumentError(f"{type(self).__name__}: {name} is {value:g}, but must be {words}")
 
     # Steps.
 

@@ -49,7 +49,8 @@ class Entry(MutableMapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key == "step" and self._has_step:
-            return torch.tensor(float(self.steps), dtype=torch.float32, device="cpu")
+            exact = torch.float32 if self.steps <= 1 << 24 else torch.float64  # torch takes both
+            return torch.tensor(float(self.steps), dtype=exact, device="cpu")
         if key == "master" and "master" in self._kinds:
             return self._share.whole(self._master())
         return self._share.whole(self._engine.read(self._share.index, self._kinds[key], self._share.count))

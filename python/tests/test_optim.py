@@ -5,6 +5,7 @@ import inspect
 import io
 import logging
 import math
+import re
 from collections import defaultdict
 
 import pytest
@@ -709,6 +710,36 @@ def test_the_norm_is_taken_as_clip_grad_norm_takes_it(place, monkeypatch):
     p.grad = torch.ones(16)
     ours.step()
     assert asked == [((), {})] and ours.gradient_norm == 4
+    ours.close()
+
+
+@pytest.mark.parametrize("kind, options, words", [
+    ("AdamW", {"eps": 0.0}, "epsilon is 0, but must be in 1.2e-38"), ("AdamW", {"lr": -1}, "learning_rate is -1"),
+    ("Adam", {"betas": (0.9, 1.0)}, "beta2 is 1, but must be in"), ("SGD", {"momentum": 1.0}, "momentum is 1, but must be in"),
+    ("Adagrad", {"weight_decay": math.inf}, "weight_decay is inf"), ("Lion", {"lr": math.nan}, "learning_rate is nan")])
+def test_hyperparameters_that_cannot_be_are_refused_at_once(place, kind, options, words):
+    p = nn.Parameter(torch.ones(4))
+    with pytest.raises(sluice.ArgumentError, match=re.escape(words)):
+        getattr(optim, kind)([p], config=place(), **options)
+    ours = getattr(optim, kind)([p], config=place())
+    with pytest.raises(sluice.ArgumentError, match=re.escape(words)):
+        ours.add_param_group({"params": [nn.Parameter(torch.ones(4))], **options})
+    ours.close()
+
+
+def test_a_step_beyond_what_fp32_counts_is_kept(place):
+    p = nn.Parameter(torch.ones(4))
+    ours = optim.AdamW([p], config=place())
+    p.grad = torch.ones(4)
+    ours.step()
+    for step in (1, (1 << 24) + 3):
+        state = ours.state_dict()
+        state["state"][0] = {**state["state"][0], "step": torch.tensor(float(step), dtype=torch.float64)}
+        ours.load_state_dict(state)
+        assert int(ours.state_dict()["state"][0]["step"]) == step
+    theirs = torch.optim.AdamW([p])
+    theirs.load_state_dict(ours.state_dict())
+    theirs.step()
     ours.close()
 
 
