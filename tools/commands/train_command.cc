@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
-#include <numeric>
 
 #include <fmt/format.h>
 
@@ -23,6 +22,7 @@
 #include "tools/commands/train_inputs.h"
 #include "tools/commands/train_outputs.h"
 #include "tools/gpt/train/compute_device.h"
+#include "tools/gpt/train/engine_ranks.h"
 #include "tools/gpt/train/fresh_values.h"
 #include "tools/gpt/train/kernel_agreement.h"
 #include "tools/gpt/train/memory_comparison.h"
@@ -190,7 +190,7 @@ class TrainRun {
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
       StepRecord& record = record_.steps.emplace_back(
           record_of(config_, trained, step, time.count(), engine_.rank_count(), peak_flops_));
-      record.loss = mean_over_ranks(trained.loss);
+      record.loss = mean_over_ranks(engine_, trained.loss);
       raise_marks(record_.buffers, trained.report.buffers);
       publisher_.step_ended(record, trained.report);
       watch_.step_ended(record);
@@ -206,12 +206,7 @@ class TrainRun {
   }
 
   // A signal to one rank stops all of them.
-  bool is_to_end() { return mean_over_ranks(interrupted() ? 1 : 0) != 0; }
-
-  double mean_over_ranks(double own) {
-    const std::vector<double> values = engine_.exchange(own);
-    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-  }
+  bool is_to_end() { return mean_over_ranks(engine_, interrupted() ? 1 : 0) != 0; }
 
   void conclude() {
     defer_interrupts(
@@ -245,7 +240,7 @@ class TrainRun {
   // The figures of a trained model. They read the text again, which may be cut or gone by now: the
   // model is saved all the same. A figure that one rank cannot read, none has.
   void measure(FirstFailure& failures) {
-    if (!all_ranks(failures, [this] { (void)watch_.validation_batches(); })) return;
+    if (!all_ranks(engine_, failures, [this] { (void)watch_.validation_batches(); })) return;
     attempt_alone(failures, [this] {
       record_.validation_loss = watch_.validation_loss(steps_ended_);
       record_.interrupted = !record_.validation_loss;
@@ -256,15 +251,9 @@ class TrainRun {
       const Progress progress("counting the pairs of the training part", is_quiet_);
       own = dataset_.bigram_cross_entropy_until(interrupted, watch_.validation_batches());
     };
-    if (!all_ranks(failures, count)) return;
-    record_.interrupted = mean_over_ranks(own ? 0 : 1) != 0;  // then no rank has the figure
+    if (!all_ranks(engine_, failures, count)) return;
+    record_.interrupted = mean_over_ranks(engine_, own ? 0 : 1) != 0;  // then none has it
     if (!record_.interrupted) record_.bigram_cross_entropy = own;
-  }
-
-  // `work` is a rank's own. Returns whether it has succeeded on all ranks.
-  template <class Work>
-  bool all_ranks(FirstFailure& failures, const Work& work) {
-    return mean_over_ranks(failures.attempt(work) ? 0 : 1) == 0;
   }
 
   // For `work` in which ranks wait for each other: one that fails must not go on alone.
@@ -283,12 +272,19 @@ class TrainRun {
            checkpoints_.how_to_go_on());
   }
 
+  // A rank that cannot save the model has left the others in their reading of it.
   void write_outputs(FirstFailure& failures) {
-    if (is_saved_) failures.attempt([this] { save_model(outputs_.save, config_.model, engine_); });
-    failures.attempt([this] { log_.finish_csv(); });
-    failures.attempt([this] { log_.finish_json_lines(); });
-    failures.attempt([this] { watch_.finish(steps_ended_, record_.validation_loss); });
-    if (outputs_.json.is_wanted()) failures.attempt([this] { write_json(outputs_.json, record_); });
+    const auto save = [this] { save_model(outputs_.save, config_.model, engine_); };
+    const bool are_together = !is_saved_ || failures.attempt(save);
+    const auto write = [&] {
+      if (are_together && is_saved_) failures.attempt([this] { outputs_.save.commit(); });
+      failures.attempt([this] { log_.finish_csv(); });
+      failures.attempt([this] { log_.finish_json_lines(); });
+      failures.attempt([this] { watch_.finish(steps_ended_, record_.validation_loss); });
+      if (outputs_.json.is_wanted())
+        failures.attempt([this] { write_json(outputs_.json, record_); });
+    };
+    failures.attempt([&] { are_together ? await_first_rank(engine_, write) : write(); });
     failures.rethrow();
   }
 

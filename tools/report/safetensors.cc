@@ -41,7 +41,6 @@ void write_safetensors(OutputFile& file, std::span<const SavedTensor> tensors,
   for_each_piece(tensors, source, [&](std::span<const float> values) {
     file.write({reinterpret_cast<const char*>(values.data()), values.size_bytes()});
   });
-  file.commit();
 }
 
 void read_as_if_written(std::span<const SavedTensor> tensors, const TensorSource& source) {

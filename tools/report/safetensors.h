@@ -25,8 +25,8 @@ struct SavedTensor {
 using TensorSource =
     std::function<void(std::size_t index, std::uint64_t first_element, std::span<float> values)>;
 
-// Writes `tensors` in their order, and commits the file. `source` provides the values piece by
-// piece. The header of the file contains `metadata`.
+// Writes `tensors` in their order. `source` provides the values piece by piece. The header of the
+// file contains `metadata`. The caller commits the file.
 // Fails with the errors of OutputFile. After a failure, the target is unchanged.
 void write_safetensors(OutputFile& file, std::span<const SavedTensor> tensors,
                        const std::map<std::string, std::string>& metadata,

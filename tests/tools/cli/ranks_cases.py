@@ -1,8 +1,10 @@
 """sluice train on several ranks, started by a real mpirun."""
 
+import json
 import os
 import re
 import subprocess
+import time
 
 from cli_support import ON_NVME, as_root
 from ranks_support import RanksTest
@@ -252,6 +254,25 @@ class RanksCase(RanksTest):
         self.assertEqual(done.returncode, 2)
         for name in ("Open MPI", "torchrun"):
             self.assertIn(name, done.stderr)
+
+    def test_ranks_wait_for_the_outputs_of_the_first_as_long_as_they_take(self):
+        """As a drive does that syncs for minutes, the pipe keeps rank 0 longer than sharding.timeout."""
+        os.mkfifo(self.path("pipe"))
+        config = self.write_config({"run.threads": 1, "run.steps": 2, "sharding.timeout": 1})
+        run = subprocess.Popen([*self.mpirun(2), *self.command("train", config, "--quiet", "--save", "m.safetensors", "--json", "pipe")],
+                               cwd=self.folder, stderr=subprocess.PIPE, text=True, env=self.environment())
+        try:
+            while not os.path.exists(self.path("m.safetensors")) and run.poll() is None:
+                time.sleep(0.05)
+            time.sleep(4)
+            self.assertIsNone(run.poll())
+            with open(self.path("pipe"), encoding="utf-8") as pipe:
+                self.assertEqual(len(json.load(pipe)["steps"]), 2)
+            self.assertEqual(run.wait(30), 0)
+        finally:
+            run.kill()
+            said = run.communicate()[1]
+        self.assertEqual(said, "")
 
     def test_what_several_ranks_need_of_a_gpu_is_said(self):
         for values, told in (({"sharding.reduction": "nccl"}, 'sharding.reduction "nccl" is for ranks on GPUs'),

@@ -35,6 +35,7 @@ void write_file(const std::string& path, std::span<const SavedTensor> tensors,
   OutputFile file("--save", path);
   file.check();
   write_safetensors(file, tensors, metadata, source);
+  file.commit();
 }
 
 class SafetensorsTest : public testing::Test {

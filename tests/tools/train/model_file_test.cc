@@ -68,6 +68,7 @@ class ModelFileTest : public testing::Test {
                         std::ranges::fill(
                             values, tensors_[index].name == "lm_head.weight" ? head_value_ : 1);
                       });
+    output.commit();
     return path_;
   }
 
@@ -101,6 +102,7 @@ TEST_F(ModelFileTest, SaveAndInitializeKeepEveryBit) {
     first.engine().initialize(fill_odd(precision));
     OutputFile output("--save", path_);
     save_model(output, small_gpt(), first.engine());
+    output.commit();
     const ModelFile file(path_);
     file.require_shape_of(small_gpt());
     SmallGpt second(small_train_config(folder_.path(), precision));
@@ -118,6 +120,7 @@ TEST_F(ModelFileTest, SaveAndInitializeKeepEveryBit) {
     }
     OutputFile again("--save", folder_.file("again"));
     save_model(again, small_gpt(), second.engine());
+    again.commit();
     const auto content = [&](const std::string& name) {
       return test::file_text(folder_.file(name));
     };

@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// All ranks must make this call. Rank 0 writes the file.
+// All ranks must make this call. Rank 0 writes the file. The caller commits the file.
 // Fails with the errors of write_safetensors().
 // Requires: no step is active.
 void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine);
