@@ -88,6 +88,26 @@ TEST(ThreadQueue, SubmitBlocksWhileFull) {
   }
 }
 
+// With a depth of 40, 32 are at work.
+TEST(ThreadQueue, TakesItsDepthTwiceBeyondItsThreadsToo) {
+  Gate gate;
+  auto requests = gated_requests(80, gate);
+  const auto queue = make_thread_queue({.depth = 40});
+  std::vector<IoRequest*> pointers;
+  for (IoRequest& request : requests) pointers.push_back(&request);
+  std::atomic<bool> returned = false;
+  std::thread submitter([&] {
+    queue->submit(pointers);
+    returned = true;
+  });
+  for (int i = 0; i < 2000 && !returned; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(returned);
+  gate.open();
+  submitter.join();
+  queue->wait_idle();
+}
+
 TEST(ThreadQueueDeathTest, CallbackMustNotSubmitToItsOwnQueue) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(

@@ -1,5 +1,6 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include <chrono>
@@ -188,6 +189,46 @@ TEST_P(UringQueueWithMemory, MovesTheSameBytes) {
 
 INSTANTIATE_TEST_SUITE_P(Registration, UringQueueWithMemory, ::testing::Bool(),
                          [](const auto& tested) { return tested.param ? "refused" : "granted"; });
+
+// The kernel registers memory in slabs of 1 GiB. Here 2 MiB of memory stand in a place of 1 GiB and
+// more again and again.
+TEST(UringQueue, MovesBytesOnBothSidesOfASlabsEnd) {
+  constexpr std::size_t kPieceBytes = 2 << 20;
+  constexpr std::size_t kSlabBytes = 1 << 30;
+  const UniqueFd memory(::memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(memory.get(), kPieceBytes), 0);
+  const std::size_t whole_bytes = kSlabBytes + kPieceBytes;
+  void* const place = ::mmap(nullptr, whole_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(place, MAP_FAILED);
+  const std::span whole(static_cast<std::byte*>(place), whole_bytes);
+  for (std::size_t at = 0; at < whole_bytes; at += kPieceBytes)
+    ASSERT_NE(::mmap(whole.data() + at, kPieceBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                     memory.get(), 0),
+              MAP_FAILED);
+  const TempDirectory directory;
+  const DirectFile file = DirectFile::create_scratch(directory.path(), 8192);
+  std::string note;
+  try {
+    const auto queue = make_uring_queue({.depth = 4, .memory = whole});
+    note = queue->note();
+    for (const std::size_t at : {kSlabBytes - 8192, kSlabBytes - 4096, kSlabBytes}) {
+      const std::span<std::byte> piece = whole.subspan(at, 8192);
+      for (const IoKind kind : {IoKind::kWrite, IoKind::kRead}) {
+        std::ranges::fill(piece, kind == IoKind::kWrite ? std::byte(at >> 12) : std::byte{9});
+        RequestBatch batch(1);
+        batch.set(0, kind, file.descriptor(), 0, piece);
+        batch.submit_and_wait(*queue);
+        EXPECT_EQ(batch[0].error, 0) << at;
+      }
+      EXPECT_EQ(std::ranges::count(piece, std::byte(at >> 12)), 8192) << at;
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    note = error.what();
+  }
+  EXPECT_EQ(::munmap(place, whole_bytes), 0);
+  if (!note.empty()) GTEST_SKIP() << note;
+}
 
 // A registered file is the file that had the descriptor when the queue was made, whatever has it
 // now; and the queue lets go of it when it ends, not some time later.
