@@ -87,6 +87,12 @@ void Prefetcher::resume(const Schedule& schedule, const WindowPlan& plan, std::u
   hooks_.on_change();
 }
 
+void Prefetcher::go_on() {
+  is_stopped_ = false;
+  stop_before_ = kNever;
+  hooks_.on_change();
+}
+
 void Prefetcher::follow_longer() {
   released_.resize(schedule_->size());
   hooks_.on_change();

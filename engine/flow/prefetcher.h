@@ -77,6 +77,8 @@ class Prefetcher {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
   void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
+  // Must be called after stop(). The prefetcher goes on with its plan where it has stopped.
+  void go_on();
   // Called when uses have been appended to the schedule and to the plan.
   void follow_longer();
 

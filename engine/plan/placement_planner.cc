@@ -52,6 +52,24 @@ SlotPool announced_window_of(const Layout& layout, std::span<const std::uint64_t
   return window;
 }
 
+// A window in which units may be leased in any order, as far as the budget has room for it beside
+// everything else.
+std::uint64_t widened_window(const Layout& layout, const Placement& placement,
+                             std::span<const std::uint64_t> sizes, std::uint32_t leases) {
+  std::vector<std::uint64_t> passing;
+  std::uint64_t all_bytes = 0;  // more is never in use
+  for (const UnitPlace& unit : layout.units()) {
+    if (unit.is_announced) continue;
+    passing.push_back(align_up(sizes[index_of(unit.id)], kStorageAlignBytes));
+    all_bytes += passing.back();
+  }
+  const std::uint64_t room =
+      placement.device_budget_bytes - placement.device_bytes() + placement.window_bytes;
+  const std::uint64_t most = std::min({all_bytes, any_order_window_bytes(passing, leases),
+                                       room / kStorageAlignBytes * kStorageAlignBytes});
+  return std::max(placement.window_bytes, most);
+}
+
 // Gradients of local units have slots of their own: the slots that a reduction uses have to be the
 // same on all ranks.
 bool has_local_gradients(const Layout& layout) {
@@ -133,6 +151,8 @@ std::optional<PlacementShortage> PlacementPlanner::attempt(const Budgets& budget
   if (const auto shortage = plan_host()) return shortage;
   add_lanes();
   if (placement_.is_unified) lease_in_host();
+  if (!thrift.buffers && !placement_.is_unified && model_.concurrent_leases > 1)
+    placement_.window_bytes = widened_window(layout_, placement_, sizes_, model_.concurrent_leases);
   add_nvme_bytes();
   return std::nullopt;
 }

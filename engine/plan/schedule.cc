@@ -45,14 +45,21 @@ void mark_gradients(const ModelSpec& model, Schedule& schedule) {
   for (ScheduledUse& use : std::views::reverse(schedule)) use.final_gradient = is_new(use);
 }
 
-Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit,
-                          Pass pass) {
+Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass,
+                          std::uint32_t leases) {
   const auto here = expected.begin() + acquired;
-  const auto planned = std::find_if(here, expected.end(), [&](const ScheduledUse& use) {
+  const auto is_same = [&](const ScheduledUse& use) {
     return use.unit == unit && use.pass == pass;
-  });
+  };
+  const auto planned = std::find_if(here, expected.end(), is_same);
   Schedule changed(expected.begin(), here);
   changed.push_back({.unit = unit, .pass = pass});
+  if (planned == expected.end()) {
+    auto earlier = std::find_if(std::reverse_iterator(here), expected.rend(), is_same).base();
+    if (earlier == expected.begin()) earlier = here;  // none
+    for (std::uint32_t more = 1; more < leases && earlier != here && earlier->pass == pass; ++more)
+      changed.push_back(*earlier++);
+  }
   changed.insert(changed.end(), planned == expected.end() ? here : planned + 1, expected.end());
   for (std::size_t use = acquired; use < changed.size(); ++use)
     changed[use].first_gradient = changed[use].final_gradient = false;

@@ -34,10 +34,13 @@ void mark_gradients(const ModelSpec& model, Schedule& schedule);
 
 // Returns a schedule that consists of three parts: the first `acquired` uses of `expected`, the
 // unexpected use, and the uses that may still come. If `expected` has a later use of `unit` in
-// `pass`, only the uses after this later use may still come. Otherwise all remaining uses may still
-// come. After the first `acquired` uses, first_gradient and final_gradient are false in every use,
-// because the first and last gradients are not known yet.
-Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass);
+// `pass`, only the uses after this later use may still come. Otherwise the uses that followed the
+// unit's latest use in `pass` come again, up to `leases` - 1 of them: a module may need several
+// units at the same time. All remaining uses may still come after those. After the first `acquired`
+// uses, first_gradient and final_gradient are false in every use, because the first and last
+// gradients are not known yet.
+Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass,
+                          std::uint32_t leases = 1);
 
 // Returns the schedule of one forward pass without gradients.
 Schedule inference_schedule(const ModelSpec& model);

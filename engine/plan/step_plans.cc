@@ -70,11 +70,20 @@ ActivationPlan StepPlans::plan_activations_of(const ActivationShape& shape) cons
 
 StepPlan StepPlans::changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                             Pass pass) const {
-  const auto follow = [&](Schedule schedule) {
+  return changed_plan(plan, progress, unit, pass,
+                      {.unit_bytes = window_unit_bytes_,
+                       .window_bytes = placement_.window_bytes,
+                       .leases = model_.concurrent_leases});
+}
+
+StepPlan changed_plan(const StepPlan& plan, const WindowProgress& progress, UnitId unit, Pass pass,
+                      const WindowShape& window) {
+  WindowProgress leased = progress;
+  leased.unleased.clear();
+  const auto follow = [&](Schedule schedule, const WindowProgress& from) {
     StepPlan changed{.schedule = std::move(schedule), .window = {}};
-    changed.window =
-        replan_window(plan.schedule, plan.window, progress, changed.schedule, window_unit_bytes_,
-                      placement_.window_bytes, model_.concurrent_leases);
+    changed.window = replan_window(plan.schedule, plan.window, from, changed.schedule,
+                                   window.unit_bytes, window.window_bytes, window.leases);
     return changed;
   };
   const bool is_another_batch = pass == Pass::kInference && progress.acquired != 0 &&
@@ -84,12 +93,28 @@ StepPlan StepPlans::changed(const StepPlan& plan, const WindowProgress& progress
     Schedule schedule = plan.schedule;
     schedule.insert(schedule.end(), plan.schedule.begin(), plan.schedule.end());
     try {
-      return follow(std::move(schedule));
+      return follow(std::move(schedule), leased);
     } catch (const Error&) {
       // With several leases, this use alone may have a place although not every later one has.
     }
   }
-  return follow(changed_schedule(plan.schedule, progress.acquired, unit, pass));
+  const Schedule whole =
+      changed_schedule(plan.schedule, progress.acquired, unit, pass, window.leases);
+  try {
+    return follow(whole, leased);
+  } catch (const Error&) {
+    if (window.leases == 1) throw;
+  }
+  // Only now are ended leases looked at: with several ranks, those of another one may end later.
+  for (const std::size_t uses : {whole.size(), std::size_t{window.leases}}) {
+    const auto end = std::min<std::size_t>(whole.size(), progress.acquired + uses);
+    try {
+      return follow({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(end)}, progress);
+    } catch (const Error&) {
+      // Fewer uses may have places.
+    }
+  }
+  return follow({whole.begin(), whole.begin() + progress.acquired + 1}, progress);
 }
 
 void StepPlans::expect_inference(Schedule schedule) {

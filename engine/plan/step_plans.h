@@ -21,6 +21,21 @@ struct StepPlan {
   WindowPlan window;
 };
 
+// The units' sizes in the device window, the window's size, and the number of leases.
+struct WindowShape {
+  std::span<const std::uint64_t> unit_bytes;
+  std::uint64_t window_bytes = 0;
+  std::uint32_t leases = 1;
+};
+
+// Returns the plan of a step that has followed `plan` up to `progress`, and uses `unit` next. Where
+// the units that come later have no place, the plan ends behind the next uses, or behind the next
+// one. Those that come later are then unexpected, too.
+// Fails with kOutOfMemory if `unit` has no place beside the leased units, without those of
+// progress.unleased.
+StepPlan changed_plan(const StepPlan& plan, const WindowProgress& progress, UnitId unit, Pass pass,
+                      const WindowShape& window);
+
 class StepPlans {
  public:
   // All arguments must outlive the plans. `model` is a result of validated(). The constructor
@@ -42,7 +57,7 @@ class StepPlans {
   // unit again. If an inference uses the first unit again, the inference has another batch. In this
   // case, the new plan expects twice as many batches. So a few changes of the plan are enough for
   // any number of batches.
-  // Fails with kOutOfMemory if the window cannot hold `unit` together with the leased units.
+  // Fails with the error of changed_plan().
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;
   // expect_inference() makes the plans expect that later inferences follow `schedule`.

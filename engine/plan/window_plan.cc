@@ -1,6 +1,8 @@
 #include "engine/plan/window_plan.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
@@ -72,13 +74,16 @@ class Planner {
     const std::uint32_t unit = index_of(schedule_[use].unit);
     throw Error(ErrorCode::kOutOfMemory,
                 fmt::format("the device window of {} cannot hold unit {} ({}) beside the units "
-                            "still leased at use {} of the "
-                            "schedule; raise memory.device",
-                            format_bytes(window_bytes_), unit, format_bytes(bytes_of(unit)), use));
+                            "still leased at use {} of the schedule, and one of {} holds units in "
+                            "any order; raise memory.device by the difference",
+                            format_bytes(window_bytes_), unit, format_bytes(bytes_of(unit)), use,
+                            format_bytes(any_order_window_bytes(unit_bytes_, concurrent_leases_))));
   }
 
   // Takes over the units and places after the fetches of another schedule.
   void replay(const Schedule& schedule, const WindowPlan& plan, const WindowProgress& progress) {
+    acquired_ = progress.acquired;
+    unleased_ = progress.unleased;
     const auto next = [&](std::uint32_t unit) { return next_use(unit, progress.acquired); };
     for (const WindowResident& resident : plan.residents)
       places_.put(resident, next(resident.unit));
@@ -101,6 +106,13 @@ class Planner {
     return residents;
   }
 
+  // The units whose leases the next use finds.
+  std::vector<WindowResident> leased_residents() const {
+    std::vector<WindowResident> leased = residents();
+    std::erase_if(leased, [&](const WindowResident& of) { return !is_leased(of, acquired_); });
+    return leased;
+  }
+
  private:
   std::uint64_t bytes_of(std::uint32_t unit) const {
     return align_up(unit_bytes_[unit], kWindowAlignBytes);
@@ -116,7 +128,8 @@ class Planner {
   }
 
   bool is_leased(const WindowResident& resident, std::uint32_t use) const {
-    return resident.last_use != kNever && resident.last_use + concurrent_leases_ > use;
+    return resident.last_use != kNever && resident.last_use + concurrent_leases_ > use &&
+           (resident.last_use >= acquired_ || std::ranges::count(unleased_, resident.unit) == 0);
   }
 
   std::optional<WindowUse> plan_use(std::uint32_t use) {
@@ -239,7 +252,7 @@ class Planner {
       candidate.soonest_reuse = std::min(candidate.soonest_reuse, next_use(resident.unit, use + 1));
       if (resident.last_use == kNever) continue;
       candidate.latest_use = std::max(candidate.latest_use, resident.last_use);
-      candidate.is_late = candidate.latest_use + concurrent_leases_ == use;
+      candidate.is_late = candidate.latest_use + concurrent_leases_ >= use;
     }
     if (!leaves_room(use, begin)) return std::nullopt;
     return candidate;
@@ -257,6 +270,8 @@ class Planner {
   std::uint64_t window_bytes_;
   std::uint32_t concurrent_leases_;
   const WindowRetreat* retreat_;                       // may be null
+  std::uint32_t acquired_ = 0;                         // uses before a change of the schedule
+  std::vector<std::uint32_t> unleased_;                // as in WindowProgress
   std::vector<std::vector<std::uint32_t>> positions_;  // of each unit in the schedule
   WindowPlaces places_;
   std::uint64_t places_judged_ = 0;
@@ -311,8 +326,28 @@ WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
   result.uses.assign(plan.uses.begin(), plan.uses.begin() + progress.acquired);
   result.first_use = progress.acquired;
   result.residents = planner.residents();
-  planner.complete(result);
+  const std::vector<WindowResident> leased = planner.leased_residents();
+  if (planner.try_complete(result)) return result;
+  const auto failed_use = static_cast<std::uint32_t>(result.uses.size());
+  const auto retreat = retreat_around(leased, changed, progress.acquired, unit_bytes, window_bytes,
+                                      concurrent_leases);
+  if (!retreat) planner.fail(failed_use);
+  result.uses.resize(progress.acquired);
+  Planner around(changed, unit_bytes, window_bytes, concurrent_leases, &*retreat);
+  around.replay(schedule, plan, progress);
+  around.complete(result);
   return result;
+}
+
+std::uint64_t any_order_window_bytes(std::span<const std::uint64_t> unit_bytes,
+                                     std::uint32_t concurrent_leases) {
+  std::vector<std::uint64_t> sizes;
+  for (const std::uint64_t bytes : unit_bytes) sizes.push_back(align_up(bytes, kWindowAlignBytes));
+  std::ranges::sort(sizes, std::greater<>());
+  if (sizes.empty() || sizes.front() == 0) return 0;
+  sizes.resize(std::min<std::size_t>(sizes.size(), concurrent_leases));
+  const std::uint64_t gaps = sizes.size() * (sizes.front() - kWindowAlignBytes);
+  return std::accumulate(sizes.begin() + 1, sizes.end(), gaps + kWindowAlignBytes);
 }
 
 std::uint64_t least_window_bytes(const Schedule& schedule,

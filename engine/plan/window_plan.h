@@ -57,6 +57,8 @@ struct WindowProgress {
   std::uint32_t acquired = 0;      // uses
   std::uint32_t fetched = 0;       // uses whose fetches, if any, have all been issued
   bool is_partly_fetched = false;  // some blocks of the next use have been fetched
+  // Units of the last uses whose leases have ended, although the schedule would let them last.
+  std::vector<std::uint32_t> unleased{};
 };
 
 // `unit_bytes[u]` is the size of unit u in the window. The size is 0 for a unit whose home is the
@@ -69,9 +71,10 @@ WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> 
 
 // Does the same as plan_window() for a changed schedule. `plan` was made for `schedule`. The first
 // `progress.acquired` uses are the same in `changed` and in `schedule`. Units that have been
-// fetched ahead keep their places as long as these units may be needed.
+// fetched ahead keep their places as long as these units may be needed. If Belady's rule fails, the
+// rest is planned with a retreat around the units that are leased.
 // Fails with the errors of plan_window(). With several leases, the call also fails if held units
-// leave no place for the next unit.
+// leave no place for a unit. A window of any_order_window_bytes() never fails.
 WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
                          const WindowProgress& progress, const Schedule& changed,
                          std::span<const std::uint64_t> unit_bytes, std::uint64_t window_bytes,
@@ -84,6 +87,12 @@ WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
 std::uint64_t least_window_bytes(const Schedule& schedule,
                                  std::span<const std::uint64_t> unit_bytes,
                                  std::uint32_t concurrent_leases);
+
+// In a window of this size, there is always a place for a unit, wherever the plan has put the
+// units that are leased, and whichever they are. The gaps between the leased units cannot all be
+// too small.
+std::uint64_t any_order_window_bytes(std::span<const std::uint64_t> unit_bytes,
+                                     std::uint32_t concurrent_leases);
 
 // For each sequence of `leases` consecutive uses, the function adds up the sizes of the distinct
 // units. The result is the largest of these sums. A window that holds this number of leases must be

@@ -8,10 +8,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/plan/schedule.h"
+#include "engine/plan/window_plan.h"
 
 namespace sluice {
 
@@ -36,5 +38,13 @@ WindowRetreat retreat_to_both_ends(const Schedule& schedule,
 // smallest of the three results.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
+
+// A retreat for the uses from `first_use` on, in a step that has come as far as that. The units
+// `held` are leased there, and keep their places until their stays end. The result is empty if no
+// retreat was found that fits the window.
+std::optional<WindowRetreat> retreat_around(std::span<const WindowResident> held,
+                                            const Schedule& schedule, std::uint32_t first_use,
+                                            std::span<const std::uint64_t> unit_bytes,
+                                            std::uint64_t window_bytes, std::uint32_t leases);
 
 }  // namespace sluice

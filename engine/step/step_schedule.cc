@@ -40,12 +40,21 @@ void StepLoop::change_schedule(UnitId unit, Pass pass) {
                     "by then; declare the use in ModelSpec::backward_order, or set "
                     "optimizer.overlap to \"deferred\"",
                     layout_.unit(unit).name, name_of(pass)));
-  const WindowProgress progress = halt_fetches(prefetcher_, unit, pass);
+  WindowProgress progress = halt_fetches(prefetcher_, unit, pass);
+  const auto is_open = [this](UnitId of) {
+    return std::ranges::any_of(open_uses_,
+                               [&](std::uint32_t use) { return uses_[use].scheduled.unit == of; });
+  };
+  // The next use would find leases on these units, if they lasted as long as they may.
+  for (std::uint32_t use =
+           progress.acquired - std::min(progress.acquired, model_.concurrent_leases - 1);
+       use < progress.acquired; ++use)
+    if (const UnitId recent = cursor_.schedule()[use].unit; !is_open(recent))
+      progress.unleased.push_back(index_of(recent));
   try {
     follow(cursor_.changed(progress, unit, pass));
   } catch (const Error&) {
-    scheduler_.run(
-        [this] { prefetcher_.resume(cursor_.schedule(), cursor_.window(), cursor_.next()); });
+    scheduler_.run([this] { prefetcher_.go_on(); });
     throw;
   }
 }

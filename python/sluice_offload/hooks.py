@@ -25,7 +25,7 @@ import warnings
 import weakref
 from functools import partial
 from itertools import islice
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_flatten
 from .activations import ActivationStore
 from .announced import Announcements, DividedAnnouncements, SharedAnnouncements
 from .engine import Engine
-from .errors import NOT_COPIED, ArgumentError, SluiceError
+from .errors import NOT_COPIED, ArgumentError, OutOfMemoryError, SluiceError
 from .freed import FreedMemory
 from .guards import require_no_hooks_of_tied
 from .library import BACKWARD, FORWARD, INFERENCE
@@ -152,6 +152,7 @@ class Walk:
                     owners = [] if unit.is_frozen or unit.is_held else [o for member in unit.members for o, _ in member.owners]
                     self._places[(id(site), unit.index)] = sum(id(owner) in inside for owner in owners)
         self.held: "dict[int, _Held]" = {}  # by unit, in order of use
+        self._together: "set[int]" = set()  # units that have just been lent for the module for which another one is lent now
         self.kept: "dict[int, int]" = {}    # leases on pinned units, by unit, which last as long as this step or inference
         self.uses = 0
         self._running: "list[_Running]" = []  # sites in their forward, the innermost last
@@ -225,7 +226,8 @@ class Walk:
     def _require_own_thread(self) -> None:
         if (self.depth > 0 or self.in_backward) and self._thread != threading.get_ident() and self._thread in sys._current_frames():
             raise _OtherThread("another thread is in the forward or backward of this offloaded model, which one thread at a time may use; "
-                               "evaluate between its steps, or put a lock around both")
+                               "evaluate between its steps, or put a lock around both. Where a backward() of that thread has raised an "
+                               "exception, optimizer.zero_grad() ends it")
 
     def _leave(self) -> None:
         self.depth -= 1
@@ -323,7 +325,7 @@ class Walk:
         except BaseException as error:
             if isinstance(error, ArgumentError) and error.__cause__ is None:
                 raise  # the step goes on; one with a cause comes from the norm group's sums
-            self.active = None
+            self.active, self.has_gradients = None, False
             if not isinstance(error, Exception):  # an interrupt, before or after the engine has ended the step
                 with contextlib.suppress(SluiceError):
                     self.engine.abandon_step()
@@ -383,7 +385,15 @@ class Walk:
         if coming is not None:
             (coming.approach if unit.is_announced else coming.approach_other)(unit.index, which)
         self._release_older()
-        parameters, gradients, lease_id = self.engine.acquire(unit.index, which)
+        try:
+            parameters, gradients, lease_id = self.engine.acquire(unit.index, which)
+        except OutOfMemoryError:
+            others = [index for index in self.held if index not in self._together]
+            if not others:
+                raise
+            for index in others:  # in the way; gradients that they still get wait in torch's memory
+                self._release(index)
+            parameters, gradients, lease_id = self.engine.acquire(unit.index, which)
         if coming is not None and unit.is_announced:
             coming.take(unit.index, which)
         self.held[unit.index] = _Held(lease_id, gradients, self.uses, which)
@@ -433,6 +443,13 @@ class Walk:
             self._release(unit.index)
         self.storages[unit.index].attach(self._acquire(unit, which))
 
+    def _lend_together(self, units: "Sequence[Unit]", which: int) -> None:
+        self._together.clear()
+        for unit in units:
+            self._lend(unit, which)
+            self._together.add(unit.index)
+        self._together.clear()
+
     def _drop_kept(self) -> None:
         for index, lease in self.kept.items():
             self._hide(index)
@@ -462,9 +479,9 @@ class Walk:
             return
         # All of them anew, since a new lease ends those that are too old: another module's lease on a shared unit may be one. In
         # the order of the schedule that the engine expects, which is the reverse of forward's.
-        for unit in reversed(site.units):
-            self._lend(unit, INFERENCE if self.active == INFERENCE else BACKWARD)
-            if self._places and unit.index in self.held:
+        self._lend_together(site.units[::-1], INFERENCE if self.active == INFERENCE else BACKWARD)
+        for unit in site.units if self._places else ():
+            if unit.index in self.held:
                 self.held[unit.index].left = self._places[(id(site), unit.index)]
 
     def _require_no_other(self, site: Site) -> None:
@@ -532,8 +549,7 @@ class Walk:
         assert self.active is not None
         if not self._warned:
             self._warn_of_autocast()
-        for unit in site.units:
-            self._lend(unit, self.active)
+        self._lend_together(site.units, self.active)
         site.versions = [tensor._version for tensor in site.values]
 
     def _runs(self, site: Site, task: int) -> None:
@@ -558,8 +574,7 @@ class Walk:
             self._lend_backward(last.site)
             return
         if not all(self.is_lent(unit.index) for unit in last.site.units):
-            for unit in last.site.units:  # all anew, as in backward
-                self._lend(unit, self.active)
+            self._lend_together(last.site.units, self.active)  # all anew, as in backward
 
     def _warn_of_autocast(self) -> None:
         """Looks here and not where the model begins: transformers and accelerate turn it on in the model's forward."""

@@ -5,8 +5,9 @@ import copy
 
 import pytest
 import torch
-from conftest import worst
+from conftest import adamw, worst
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import sluice_offload as sluice
 
@@ -124,6 +125,89 @@ def test_only_the_bytes_move(config):
 
     # Beside the same norms and adapters, fp32 weights take 16 KiB for each of at most 12 reads, codes and scales 4.
     assert 9 * 12288 <= bytes_of(None) - bytes_of(torch.uint8) <= 12 * 12288
+
+
+class Quantized(nn.Module):
+    """Three units: opaque ones, frozen ones and trained ones."""
+
+    def __init__(self, hidden, width=16):
+        super().__init__()
+        self.codes = nn.Parameter(torch.randint(-9, 9, (hidden, width), dtype=torch.int8), requires_grad=False)
+        self.down = nn.Parameter(torch.randn(width, hidden) * 0.02, requires_grad=False)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        return x + torch.tanh(self.norm(x) @ self.codes.float().T * 0.05) @ self.down.T
+
+
+@pytest.mark.parametrize("sizes, style", [((100, 300, 100, 300), "two"), ((100, 300, 100, 300), "evaluation"),
+                                          ((100,) * 4, "between"), ((300, 100, 40, 16), "checkpoint")])
+def test_three_units_of_a_module_find_room_in_any_order(config, sizes, style):
+    torch.manual_seed(0)
+    reference = nn.Sequential(*map(Quantized, sizes))
+    model = copy.deepcopy(reference)
+    config["memory"] = {"device": "64MiB", "host": "64MiB"}
+    optimizer = sluice.offload(model, config, units=[Quantized])
+    torchs = adamw(reference, config)
+    losses = {}
+    for net, update in ((reference, torchs), (model, optimizer)):
+        found = losses[net] = []
+        for step in range(3):
+            x = torch.randn(6, 16, generator=torch.Generator().manual_seed(step))
+            for _ in range(2 if style == "two" else 1):
+                y = checkpoint(net, x, use_reentrant=False) if style == "checkpoint" else net(x)
+                if style == "between":
+                    with torch.no_grad():
+                        net(x)
+                y.square().mean().backward()
+                found.append(y.square().mean().item())
+            if style == "evaluation":
+                with torch.no_grad():
+                    net(x)
+            if net is reference:
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            update.step()
+            update.zero_grad()
+    assert worst(losses[model], losses[reference]) <= 2e-6
+    optimizer.close()
+
+
+class Wide(nn.Module):
+    def __init__(self, hidden, has_frozen):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(hidden, 16) / 20)
+        self.bias = nn.Parameter(torch.ones(16), requires_grad=not has_frozen)
+
+    def forward(self, x):
+        return x + torch.tanh(x @ self.weight.T) @ self.weight + self.bias
+
+
+def test_leases_of_modules_that_are_over_make_room(config):
+    """Backward comes from one large unit to another, which the order of the model keeps apart, in the smallest window."""
+    torch.manual_seed(0)
+    reference = nn.ModuleList(Wide(hidden, has_frozen) for hidden, has_frozen in ((512, False), (16, True), (512, False), (16, True)))
+    model = copy.deepcopy(reference)
+    config["memory"]["device"] = "4KiB"
+    with pytest.raises(sluice.OutOfMemoryError, match="the smallest that works is") as refused:
+        sluice.offload(copy.deepcopy(reference), config, units=[Wide])
+    config["memory"]["device"] = str(refused.value).split("the smallest that works is \"")[1].split("\"")[0]
+    optimizer = sluice.offload(model, config, units=[Wide])
+    torchs = adamw(reference, config)
+    losses = {}
+    for net, update in ((reference, torchs), (model, optimizer)):
+        found = losses[net] = []
+        for step in range(3):
+            x = torch.randn(6, 16, generator=torch.Generator().manual_seed(step))
+            for at in (0, 2, 1, 3):
+                x = net[at](x)
+            x.square().mean().backward()
+            found.append(x.square().mean().item())
+            if net is reference:
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            update.step()
+            update.zero_grad()
+    assert worst(losses[model], losses[reference]) <= 2e-6
+    optimizer.close()
 
 
 def test_types_of_trained_and_frozen_parameters_differ(config):

@@ -1,5 +1,6 @@
 """Offloaded training against torch in memory."""
 
+import contextlib
 import copy
 
 import pytest
@@ -145,6 +146,30 @@ def test_micro_batches_that_nobody_announced(config):
     assert worst(actual[0], losses) <= 2e-6
     assert worst(actual[1], norms) <= 2e-6
     assert optimizer.report.schedule_changes == 0
+
+
+def test_eager_updates_need_one_backward_per_step(config):
+    config["optimizer"].update(clip_norm=0, overlap="eager")
+    torch.manual_seed(0)
+    reference = nn.Sequential(*(Block(32) for _ in range(3)))
+    reference[1].attention.requires_grad_(False)  # two units of one module
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=[Block])
+    theirs, losses = adamw(reference, config), ([], [])
+    inputs = [torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(step)) for step in range(4)]
+    for x in inputs:
+        for net, update, found in ((reference, theirs, losses[0]), (model, optimizer, losses[1])):
+            loss = net(x).square().mean()
+            loss.backward()
+            update.step()
+            update.zero_grad()
+            found.append(loss.item())
+    assert worst(*losses) <= 2e-6
+    model(inputs[0]).sum().backward()
+    with pytest.raises(sluice.ArgumentError, match="after what the schedule calls its last backward use"):
+        model(inputs[1])
+    with contextlib.suppress(sluice.SluiceError):  # that the step was abandoned, if blocks had been updated
+        optimizer.close()
 
 
 def test_learning_rates_of_schedulers_and_groups(config):

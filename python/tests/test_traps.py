@@ -6,6 +6,7 @@ import copy
 import ctypes
 import gc
 import io
+import math
 import os
 import pickle
 import signal
@@ -529,6 +530,40 @@ def test_a_module_that_another_one_interrupts_keeps_all_its_units(config):
             losses.append(loss.item())
     assert worst(losses[3:], losses[:3]) <= 2e-6
     optimizer.close()
+
+
+def test_behind_a_refused_step_a_part_has_no_gradients(pair):
+    _, model, _, optimizer = pair
+    (model(*batch(0)) * math.nan).backward()
+    with pytest.raises(sluice.ArgumentError, match="a part of an offloaded model"):
+        model.head.zero_grad()
+    with pytest.raises(sluice.NonFiniteError):
+        optimizer.step()
+    model.head.zero_grad()
+    assert_still_right(pair)
+
+
+def test_another_thread_hears_of_a_backward_that_has_failed(pair):
+    _, model, _, optimizer = pair
+    handle = model.head.weight.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(*batch(0)).backward()
+    handle.remove()
+    heard = []
+
+    def evaluate():
+        try:
+            with torch.no_grad():
+                model(*batch(0))
+        except sluice.ArgumentError as error:
+            heard.append(str(error))
+    for _ in range(2):
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        thread.join()
+        optimizer.zero_grad()
+    assert len(heard) == 1 and "optimizer.zero_grad() ends it" in heard[0]
+    assert_still_right(pair)
 
 
 def test_a_forward_inside_of_gathered(pair):

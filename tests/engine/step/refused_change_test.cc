@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <sluice/error.h>
@@ -77,12 +78,13 @@ class RefusedChangeTest : public testing::TestWithParam<std::tuple<TierChoice, T
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
       large.release();
       walk({{UnitId{1}, Pass::kBackward, 6}, {UnitId{0}, Pass::kBackward, 7}});
-      (void)step.finish();
+      copied_bytes_ += step.finish().copies.parameter_bytes;
     }
     engine.drain();
     return read_state(engine);
   }
 
+  std::uint64_t copied_bytes_ = 0;  // parameters brought to the device in all steps
   TempDirectory directory_;
   Config config_ = toy_config(directory_.path());
   ModelSpec model_;
@@ -91,6 +93,16 @@ class RefusedChangeTest : public testing::TestWithParam<std::tuple<TierChoice, T
 TEST_P(RefusedChangeTest, ChangesNoBit) {
   const std::uint64_t smallest = smallest_budget();
   EXPECT_TRUE(train(smallest, /*is_refused=*/true) == train(1_MiB, /*is_refused=*/false));
+}
+
+// The engine knows what has been fetched, and so what has been overwritten. Nothing comes twice.
+TEST_P(RefusedChangeTest, ForgetsNoFetch) {
+  config_.optimizer.overlap = OverlapPolicy::kSerial;
+  const std::uint64_t smallest = smallest_budget();
+  (void)train(smallest, /*is_refused=*/false);
+  const std::uint64_t expected = std::exchange(copied_bytes_, 0);
+  (void)train(smallest, /*is_refused=*/true);
+  EXPECT_EQ(copied_bytes_, expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Placements, RefusedChangeTest,
