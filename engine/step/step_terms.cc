@@ -27,10 +27,10 @@ void StepTerms::check(const char* call, const StepOptions& options) const {
     fail(fmt::format("micro_batches is {}; a step has at most {}", options.micro_batches,
                      kMicroBatchesMax));
   const double divisor = options.gradient_divisor.value_or(1);
-  if (!(divisor > 0) || !std::isfinite(divisor) || !std::isfinite(static_cast<float>(1 / divisor)))
+  if (!(divisor > 0) || !std::isnormal(static_cast<float>(1 / divisor)))
     fail(
         fmt::format("gradient_divisor is {}; it must be finite and positive, and its inverse must "
-                    "be finite in fp32",
+                    "be a normal number of fp32",
                     divisor));
   const std::vector<double>& rates = options.group_learning_rates;
   if (!rates.empty() && rates.size() != config_.optimizer.groups.size())

@@ -291,7 +291,7 @@ TEST_F(EngineError, NumbersOfAStepThatCannotBe) {
               std::string::npos);
   };
   refused({.learning_rate = 1, .micro_batches = 65537}, "65537; a step has at most 65536");
-  refused({.learning_rate = 1, .gradient_divisor = 1e-40}, "its inverse must be finite in fp32");
+  refused({.learning_rate = 1, .gradient_divisor = 1e-40}, "its inverse must be a normal number");
   EXPECT_NE(
       complaint(ErrorCode::kInvalidArgument, [&] { (void)engine.predicted_traffic(4'000'000'000); })
           .find("at most 65536"),

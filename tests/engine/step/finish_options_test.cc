@@ -107,6 +107,8 @@ TEST_P(FinishOptionsCheck, OptionsThatCannotBe) {
   };
   refuse([&] { (void)engine.begin_step({.learning_rate = 1, .gradient_divisor = 0}); },
          "begin_step: gradient_divisor is 0");
+  refuse([&] { (void)engine.begin_step({.learning_rate = 1, .gradient_divisor = 1e46}); },
+         "begin_step: gradient_divisor is 1e+46");
   refuse([&] { (void)engine.begin_step({.learning_rate = 1, .group_learning_rates = {1}}); },
          "group_learning_rates has 1 entries, but optimizer.groups has 2");
   Step step = engine.begin_step({.learning_rate = 1e-3});
