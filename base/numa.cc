@@ -1,7 +1,6 @@
 #include "base/numa.h"
 
 #include <hwloc.h>
-#include <strings.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include <sluice/error.h>
+#include "base/openmp_places.h"
 
 namespace sluice {
 namespace {
@@ -17,19 +17,8 @@ namespace {
 // Never destroyed, because threads use it to the end of the process.
 std::atomic<const NumaNodes*> part_of_process = nullptr;
 
-bool is_variable_set(const char* name) {
-  const char* const value = std::getenv(name);
-  return value != nullptr && *value != '\0';
-}
-
-// By the variables of the OpenMP standard, of GNU's runtime and of LLVM's.
 bool openmp_binds_threads() {
-  static const bool binds = [] {
-    if (const char* const value = std::getenv("OMP_PROC_BIND"); value != nullptr && *value != '\0')
-      return ::strcasecmp(value, "false") != 0;
-    return is_variable_set("OMP_PLACES") || is_variable_set("GOMP_CPU_AFFINITY") ||
-           is_variable_set("KMP_AFFINITY");
-  }();
+  static const bool binds = !openmp_processors().empty();
   return binds;
 }
 
@@ -73,8 +62,11 @@ struct NumaNodes::Content {
   void read() {
     usable.reset(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology.get())));
     const Bitmap bound(hwloc_bitmap_alloc());
-    if (hwloc_get_cpubind(topology.get(), bound.get(), HWLOC_CPUBIND_PROCESS) == 0)
+    if (hwloc_get_cpubind(topology.get(), bound.get(), HWLOC_CPUBIND_PROCESS) == 0) {
+      for (const int processor : openmp_processors())
+        hwloc_bitmap_set(bound.get(), static_cast<unsigned>(processor));
       hwloc_bitmap_and(usable.get(), usable.get(), bound.get());
+    }
     const int all = hwloc_get_nbobjs_by_type(topology.get(), HWLOC_OBJ_NUMANODE);
     for (int i = 0; i < all; ++i) {
       const auto index = static_cast<unsigned>(i);

@@ -26,8 +26,8 @@ class NumaNodes {
   // returns false.
   static bool stay_near(const std::string& processors);
   // Whether new threads have to be bound, because those of their creator are not the processors
-  // that the process computes on: after stay_near(), and where OpenMP's runtime binds threads. The
-  // runtime binds the thread that loads it to one processor, and new threads inherit that.
+  // that the process computes on: after stay_near(), and where OpenMP binds threads
+  // (base/openmp_places.h).
   static bool binds_new_threads() noexcept;
   // Binds the calling thread to all processors of of_machine() if binds_new_threads() is true.
   static void bind_new_thread() noexcept;

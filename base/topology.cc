@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/cgroup.h"
+#include "base/openmp_places.h"
 #include "base/text_file.h"
 
 namespace sluice {
@@ -73,6 +74,8 @@ void ask_hwloc(Topology& found, unsigned& usable_cores) {
     hwloc_bitmap_t usable = hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology));
     hwloc_bitmap_t bound = hwloc_bitmap_alloc();
     if (hwloc_get_cpubind(topology, bound, HWLOC_CPUBIND_PROCESS) == 0) {
+      for (const int processor : openmp_processors())
+        hwloc_bitmap_set(bound, static_cast<unsigned>(processor));
       hwloc_bitmap_and(usable, usable, bound);
     }
     usable_cores = static_cast<unsigned>(std::max(0, hwloc_bitmap_weight(usable)));

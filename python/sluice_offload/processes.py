@@ -6,6 +6,7 @@ the engine talk to each other by connections of their own.
 """
 
 import contextlib
+import ctypes
 import datetime
 import json
 import math
@@ -150,13 +151,27 @@ def processes_of_host(world: Optional[World], group: Any) -> int:
 
 
 def granted_cores(proc: str = "/proc/self", cgroups: str = "/sys/fs/cgroup") -> int:
-    """How many cores this process may use, as base/topology.h counts them: those in the affinity mask of its threads, within the CPU
-    quota of its cgroups; at least 1. A quota of 1.5 cores counts as 1."""
-    usable: "set[int]" = set()
+    """How many cores this process may use, as base/topology.h counts them: those in the affinity masks of its threads and those to which
+    OpenMP will bind threads, within the CPU quota of its cgroups; at least 1. A quota of 1.5 cores counts as 1."""
+    usable = _openmp_processors()
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it has ended
             usable |= os.sched_getaffinity(int(thread))
     return max(1, min(len(usable), int(min(_quotas(proc, cgroups), default=len(usable)))))
+
+
+def _openmp_processors() -> "set[int]":
+    """The processors to which the OpenMP runtime that torch has loaded binds threads, as in base/openmp_places.h. Before the first parallel
+    region it has bound only the main thread."""
+    runtime = ctypes.CDLL(None)
+    if not hasattr(runtime, "omp_get_place_proc_ids") or runtime.omp_get_proc_bind() == 0:
+        return set()
+    found: "set[int]" = set()
+    for place in range(runtime.omp_get_num_places()):
+        processors = (ctypes.c_int * runtime.omp_get_place_num_procs(place))()
+        runtime.omp_get_place_proc_ids(place, processors)
+        found |= set(processors)
+    return found
 
 
 def share_of_cores(processes: int, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:

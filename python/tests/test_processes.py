@@ -251,3 +251,29 @@ def test_several_gpus_without_cudas_settings_are_told(monkeypatch, caplog):
         caplog.clear()
         Engine._gpu_ranks(engine, World())
         assert (expected is None and not caplog.text) or (expected is not None and expected in caplog.text)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this needs two cores")
+@pytest.mark.parametrize("variable", ["OMP_PROC_BIND=true", "GOMP_CPU_AFFINITY=0-1"])
+def test_threads_are_not_bound_with_openmps_first(variable):
+    """OpenMP binds the main thread when torch is loaded, and its others in the first parallel region, which has not been here."""
+    code = """
+import os, torch, sluice_offload
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256))
+optimizer = sluice_offload.offload(model, {"optimizer": {"learning_rate": 1e-3}}, units=[torch.nn.Linear])
+model(torch.ones(2, 256)).sum().backward()
+optimizer.step()
+for thread in os.listdir("/proc/self/task"):
+    name = open(f"/proc/self/task/{thread}/comm").read().strip()
+    if name.startswith("sluice-"):
+        print(name, *os.sched_getaffinity(int(thread)))
+optimizer.close()
+"""
+    name, value = variable.split("=")
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", name: value}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    threads = [line.split() for line in done.stdout.splitlines()]
+    assert {"sluice-sched", "sluice-work"} <= {thread[0] for thread in threads}
+    assert [thread for thread in threads if len(thread) == 2] == []
+    assert len([thread for thread in threads if thread[0] == "sluice-work"]) > 1
