@@ -276,4 +276,3 @@ optimizer.close()
     threads = [line.split() for line in done.stdout.splitlines()]
     assert {"sluice-sched", "sluice-work"} <= {thread[0] for thread in threads}
     assert [thread for thread in threads if len(thread) == 2] == []
-    assert len([thread for thread in threads if thread[0] == "sluice-work"]) > 1
