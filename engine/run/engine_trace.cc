@@ -1,6 +1,8 @@
 #include "engine/run/engine_trace.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -77,6 +79,18 @@ ordered_json memory_json(const Placement& placement) {
           {"gradient_slots", placement.gradient_slots.count},
           {"gradient_slot_bytes", placement.gradient_slots.slot_bytes},
           {"pools", pools}};
+}
+
+// The folders' one names, as calibrations have them. The config may have others, such as relative
+// ones.
+std::vector<std::string> folders_of(const std::vector<std::string>& paths) {
+  std::vector<std::string> folders;
+  for (const std::string& path : paths) {
+    std::error_code failure;
+    const std::filesystem::path folder = std::filesystem::canonical(path, failure);
+    folders.push_back(failure ? path : folder.string());
+  }
+  return folders;
 }
 
 std::vector<std::uint32_t> indices_of(const std::vector<UnitId>& units) {
@@ -177,6 +191,7 @@ std::string describe_engine(const Config& config, const ModelSpec& model, const 
       {"state_bytes_per_parameter", layout.format().state_bytes_per_element()},
       {"block_elements", layout.block_elements()},
       {"config", config_json(config, placement)},
+      {"storage_folders", folders_of(config.storage.paths)},
       {"lanes_planned", !config.optimizer.lanes.has_value()},
       {"ranks", ranks},
       {"device_is_host", !placement.fills_device},

@@ -47,6 +47,22 @@ void StepTimeline::abandon() {
   end_trace_range(range_);
 }
 
+void StepTimeline::drain_begins() {
+  const std::scoped_lock lock(mutex_);
+  segments_.clear();
+  next_segment_ = 0;
+  cursor_ns_ = steady_now_ns();
+}
+
+void StepTimeline::drained() {
+  const std::scoped_lock lock(mutex_);
+  if (segments_.empty()) return;
+  // Hand-overs to the scheduler's thread and back are part of the wait.
+  segments_.front().begin_ns = cursor_ns_;
+  segments_.back().end_ns = steady_now_ns();
+  add_segments(kTraceNone, segments_.back().end_ns);
+}
+
 void StepTimeline::change() {
   const std::scoped_lock lock(mutex_);
   changed_use_ = resumed_;
@@ -333,7 +349,8 @@ void StepTimeline::add_wait(const WaitCause& cause, std::uint32_t use, std::uint
               .block = cause.block,
               .use = use,
               .kind = TraceKind::kWait,
-              .reason = cause.reason});
+              .reason = cause.reason,
+              .detail = is_training_ ? std::uint8_t{0} : kTraceAfterStep});
 }
 
 // Lays the ended segments of `use` over its stall, which lasts until `end_ns` or longer. The time

@@ -38,6 +38,9 @@ Blame blame_of(TraceReason reason);
 // the time is 0. The time must be read after an event that follows the operation.
 using BeginTime = std::atomic<std::uint64_t>;
 
+// TraceRecord::detail of a wait after the step's end, for the rest of the step's update.
+inline constexpr std::uint8_t kTraceAfterStep = 1;
+
 // The present cause of a wait.
 struct WaitCause {
   TraceReason reason = TraceReason::kNone;
@@ -98,6 +101,11 @@ class StepTimeline {
 
   // Called when the step ends without a call of finish().
   void abandon();
+
+  // Between steps, the application waits for the end of the last update from drain_begins() to
+  // drained(). The trace gets these waits, under the number of the step whose update it is.
+  void drain_begins();
+  void drained();
 
   // Returns the mean time, in seconds, that computation takes for one use of each unit. The first
   // step is left out. The result is empty before the second step has ended.

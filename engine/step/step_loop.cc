@@ -114,11 +114,14 @@ void StepLoop::begin_inference() {
 
 void StepLoop::drain() {
   failure_.throw_if_unusable();
+  const bool is_between = !is_active();
+  if (is_between) timeline_.drain_begins();
   failure_.await([this] {
     const bool is_home = pass_.is_home();
     timeline_.waits_for(kTraceNone, is_home ? WaitCause() : pass_.waits_for());
     return is_home;
   });
+  if (is_between) timeline_.drained();
   if (has_undrained_update_) failure_.throw_if_device_failed();
   has_undrained_update_ = false;
 }

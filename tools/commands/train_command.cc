@@ -56,8 +56,10 @@ class TrainRun {
         collectives_(ranks.join(device_)),
         engine_(config_.engine, model(), device_.device(), collectives_.get()),
         trainer_(device_.make_trainer(config_, dataset_, engine_)),
-        limits_(engine_, model(), config.micro_batches, *config.order,
-                config.engine.storage.calibration, config.engine.storage.state.commit_every),
+        limits_(
+            engine_, model(), config.micro_batches, *config.order,
+            {config.engine.storage.calibration, config.engine.storage.paths, ranks.host_ranks()},
+            config.engine.storage.state.commit_every),
         log_(outputs.csv, outputs.json_lines, options.log_every),
         publisher_(config_, engine_),
         watch_(options.watch,
@@ -184,9 +186,10 @@ class TrainRun {
       const auto begin = std::chrono::steady_clock::now();
       trainer_->set_finish_options(checkpoints_.finish_options(step + 1));
       limits_.step_begins();
-      const TrainedStep trained = trainer_->train_step(step);
+      TrainedStep trained = trainer_->train_step(step);
       limits_.note(trained.report);
-      if (watch_.evaluates_after(step + 1)) engine_.drain();
+      const bool waits = watch_.evaluates_after(step + 1) || checkpoints_.drains_after(step + 1);
+      if (waits && step + 1 != config_.steps) drain_step(engine_, trained);
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
       StepRecord& record = record_.steps.emplace_back(
           record_of(config_, trained, step, time.count(), engine_.rank_count(), peak_flops_));

@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
-#include <filesystem>
 #include <optional>
 #include <string>
-#include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "base/text_file.h"
 #include "tools/report/machine_presets.h"
 
 namespace sluice {
@@ -30,23 +27,6 @@ constexpr double kAssumedDeviceAdam = 60e9;
 constexpr double kAssumedFlops = 200e12;
 constexpr double kLatencyS = 100e-6;
 constexpr double kAssumedFlushS = 5e-3;  // a volatile cache of a drive of today, nearly empty
-constexpr std::uint64_t kRatesFileBytesMax = 16_MiB;  // far more than any has
-
-nlohmann::json read_json(const std::string& path) {
-  std::string why;
-  const auto text = read_text_file(path, kRatesFileBytesMax, why);
-  if (!text) {
-    std::error_code no_answer;
-    const bool is_missing = !std::filesystem::exists(path, no_answer);
-    throw Error(ErrorCode::kInput, fmt::format("cannot read the calibration \"{}\": {}{}", path,
-                                               why, is_missing ? "; name a file that exists" : ""));
-  }
-  try {
-    return nlohmann::json::parse(*text);
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorCode::kInput, fmt::format("\"{}\" is no JSON: {}", path, error.what()));
-  }
-}
 
 // `field` of the file, written by `command`.
 double checked_rate(double rate, const std::string& file, const std::string& field,
@@ -78,7 +58,7 @@ constexpr const char* kMeasured = "measured by bench gpu";
 void take_adam_file(const PlanRateOptions& options, const StateFormat& format, PlanRates& plan,
                     RateSources& sources) {
   sources.adam = "calibration";
-  const nlohmann::json document = read_json(options.adam_file);
+  const nlohmann::json document = read_rates_file(options.adam_file);
   const char* state = format.master == MasterLayout::kSplitBf16 ? "split_bf16"
                       : format.master == MasterLayout::kFp16    ? "fp16"
                                                                 : "fp32";
@@ -110,9 +90,27 @@ void take_adam_file(const PlanRateOptions& options, const StateFormat& format, P
                     options.adam_file, state, name_of(format.moments), name_of(format.moments)));
 }
 
+// The drives of the run, if the file has all of them, and others. They reach no more together than
+// all drives did.
+void take_part_of_drives(const PlanRateOptions& options, double& read, double& write) {
+  const std::vector<DriveRates> drives = drive_rates(options.io_file);
+  if (options.io_paths.empty() || drives.size() <= options.io_paths.size()) return;
+  double own_read = 0, own_write = 0;
+  for (const std::string& path : options.io_paths) {
+    const auto found = std::ranges::find(drives, one_name_of(path), &DriveRates::path);
+    if (found == drives.end() || found->read_bytes_per_second <= 0 ||
+        found->write_bytes_per_second <= 0)
+      return;
+    own_read += found->read_bytes_per_second;
+    own_write += found->write_bytes_per_second;
+  }
+  read = std::min(read, own_read);
+  write = std::min(write, own_write);
+}
+
 void take_io_file(const PlanRateOptions& options, PlanRates& plan, RateSources& sources) {
   sources.read = sources.write = "calibration";
-  const nlohmann::json document = read_json(options.io_file);
+  const nlohmann::json document = read_rates_file(options.io_file);
   try {
     const nlohmann::json& best = document.at("best");
     const auto rate = [&](const char* pattern) {
@@ -121,7 +119,9 @@ void take_io_file(const PlanRateOptions& options, PlanRates& plan, RateSources& 
     };
     const double interference = checked_rate(document.at("interference").get<double>(),
                                              options.io_file, "interference", "bench io");
-    set_storage_rates(rate("read"), rate("write"), interference, plan.rates);
+    double read = rate("read"), write = rate("write");
+    take_part_of_drives(options, read, write);
+    set_storage_rates(read, write, interference, plan.rates);
     if (options.is_unscaled) {
       plan.rates.read_bytes_per_second = rate("read");
       plan.rates.write_bytes_per_second = rate("write");
@@ -160,7 +160,7 @@ double measured(double rate) {
 // updated bf16 parameters with a split master and fp32 moments.
 void take_gpu_file(const PlanRateOptions& options, const StateFormat& format, PlanRates& plan,
                    RateSources& sources) {
-  const nlohmann::json document = read_json(options.gpu_file);
+  const nlohmann::json document = read_rates_file(options.gpu_file);
   Rates& rates = plan.rates;
   try {
     rates.up_bytes_per_second = measured(copy_rate(document, "up"));
@@ -317,22 +317,6 @@ void set_storage_rates(double read, double write, double interference, Rates& ra
   const double scale = measured_s / (rates.duplex == Duplex::kHalf ? sum_s : longest_s);
   rates.read_bytes_per_second = read / scale;
   rates.write_bytes_per_second = write / scale;
-}
-
-std::vector<DriveRates> drive_rates(const std::string& io_file) {
-  const nlohmann::json document = read_json(io_file);
-  std::vector<DriveRates> drives;
-  try {
-    if (!document.contains("drives")) return {};
-    for (const nlohmann::json& drive : document.at("drives"))
-      drives.push_back({.path = drive.at("path").get<std::string>(),
-                        .read_bytes_per_second = drive.value("read", 0.0),
-                        .write_bytes_per_second = drive.value("write", 0.0)});
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("the drives of \"{}\" are damaged: {}", io_file, error.what()));
-  }
-  return drives;
 }
 
 PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) {

@@ -13,11 +13,15 @@
 
 #include "engine/bound/step_cost.h"
 #include "engine/plan/layout.h"
+#include "tools/report/drive_rates.h"
 
 namespace sluice {
 
 struct PlanRateOptions {
   std::string io_file;  // empty = none
+  // The run's paths. If `io_file` also has other drives, the rates are those of the run's drives.
+  // If `io_file` lacks one of the paths, the rates are those of all drives together.
+  std::vector<std::string> io_paths;
   // If the value is true, the rates of `io_file` are those of reading or writing alone. Otherwise
   // they are such that reading and writing at once takes the measured time.
   bool is_unscaled = false;
@@ -60,16 +64,6 @@ struct PlanRates {
 // half-duplex drive. The ratio is 0.5 for a drive that reads and writes at full rate at the same
 // time.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
-
-// The rates at which one path of storage.paths reads and writes alone. 0 = not measured.
-struct DriveRates {
-  std::string path;
-  double read_bytes_per_second = 0;
-  double write_bytes_per_second = 0;
-};
-// Returns the rates of each path in a file of `sluice bench io`. Files of older versions have none.
-// Fails with kInput if the file cannot be read, or is damaged.
-std::vector<DriveRates> drive_rates(const std::string& io_file);
 
 // Fails with kConfig if an option is wrong, or if GPU figures are given although the host computes.
 // Fails with kInput if a file cannot be read, or lacks the figures of its benchmark.

@@ -11,23 +11,26 @@ double rate_of(double amount, std::int64_t busy_ns) {
   return busy_ns <= 0 ? 0 : amount * 1e9 / static_cast<double>(busy_ns);
 }
 
-Rates calibrated_rates(const std::string& file, const StateFormat& format) {
+Rates calibrated_rates(const LimitCalibration& calibration, const StateFormat& format) {
   PlanRateOptions options;
-  options.io_file = file;
+  options.io_file = calibration.file;
+  options.io_paths = calibration.paths;
+  options.sharing_ranks = calibration.sharing_ranks;
   return plan_rates(options, format).rates;
 }
 
 }  // namespace
 
 LimitMeter::LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
-                       MicroBatchOrder order, std::string calibration, std::uint32_t commit_every)
+                       MicroBatchOrder order, LimitCalibration calibration,
+                       std::uint32_t commit_every)
     : engine_(engine),
       model_(std::move(model)),
       micro_batches_(micro_batches),
       order_(order),
       calibration_(std::move(calibration)),
       commit_every_(commit_every) {
-  if (calibration_.empty()) return;
+  if (calibration_.file.empty()) return;
   try {
     (void)calibrated_rates(calibration_, engine.layout().format());
     is_calibrated_ = true;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <sluice/engine.h>
 #include "base/trace/trace.h"
@@ -21,14 +22,21 @@ struct StepLimits {
   OverlapPolicy policy{};
 };
 
+// The file that `sluice bench io` wrote; empty = none. The drives at `paths` are the run's.
+// `sharing_ranks` ranks of a host share them.
+struct LimitCalibration {
+  std::string file;
+  std::vector<std::string> paths = {};
+  std::uint32_t sharing_ranks = 1;
+};
+
 class LimitMeter {
  public:
-  // `engine` must outlive the meter. `calibration` is a file that `sluice bench io` wrote; empty =
-  // none. The meter ignores a file that lacks one of these rates: reading, writing, or reading and
-  // writing at the same time. `commit_every` is the number of steps per commit of the engine's
-  // durable store, if there is a store.
+  // `engine` must outlive the meter. The meter ignores a calibration that lacks one of these rates:
+  // reading, writing, or reading and writing at the same time. `commit_every` is the number of
+  // steps per commit of the engine's durable store, if there is a store.
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
-             MicroBatchOrder order, std::string calibration, std::uint32_t commit_every = 1);
+             MicroBatchOrder order, LimitCalibration calibration, std::uint32_t commit_every = 1);
 
   // step_begins() must be called immediately before each step, and note() immediately after it.
   // Evaluations between note() and step_begins() change no rate. The meter ignores the first step.
@@ -46,7 +54,7 @@ class LimitMeter {
   ModelSpec model_;
   std::uint32_t micro_batches_;
   MicroBatchOrder order_;
-  std::string calibration_;
+  LimitCalibration calibration_;
   std::uint32_t commit_every_;
   bool is_calibrated_ = false;
   TraceCounts first_;  // counters when the first step had ended

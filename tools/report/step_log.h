@@ -36,6 +36,7 @@ struct StepRecord {
   double stall_for_update_s = 0;
   double optimizer_s = 0;
   StepTimes times;
+  std::int64_t drained_ns = 0;  // the part of `times` after finish(), for the rest of the update
   OverlapPolicy policy = OverlapPolicy::kSerial;
   std::optional<double> validation_loss = {};  // after the step; empty = not measured
 

@@ -146,8 +146,7 @@ bool is_exposed(const Stall& stall, const std::vector<StepShare>& steps) {
   if (stall.is_of_pass || stall.cause == StallCause::kEngine ||
       stall.record->reason == TraceReason::kNone)
     return false;
-  const auto after = std::ranges::upper_bound(steps, stall.begin_ns, {}, &StepShare::begin_ns);
-  return after != steps.begin() && stall.begin_ns < std::prev(after)->end_ns;
+  return place_of(*stall.record, steps).has_value();
 }
 
 }  // namespace

@@ -55,6 +55,9 @@ struct StepShare {
   std::uint64_t step = 0;
   std::uint64_t begin_ns = 0;
   std::uint64_t end_ns = 0;
+  // The time after `end_ns` for which the application waited for the rest of the step's update,
+  // before the next step began. An example is a validation. The time is part of the step's time.
+  std::int64_t drained_ns = 0;
   std::int64_t compute_ns = 0;
   std::int64_t exposed_io_ns = 0;
   std::int64_t exposed_optimizer_ns = 0;
@@ -67,12 +70,19 @@ struct StepShare {
   bool is_open = false;           // the run was killed in this step
   std::array<std::int64_t, kStallCauses> by_cause{};
 
-  std::int64_t total_ns() const { return static_cast<std::int64_t>(end_ns - begin_ns); }
+  std::int64_t total_ns() const {
+    return static_cast<std::int64_t>(end_ns - begin_ns) + drained_ns;
+  }
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
   // Returns `background_ns` minus the waits for storage, copies and the optimizer. Returns 0 if
   // these waits are longer than `background_ns`.
   std::int64_t hidden_ns() const;
 };
+
+// Returns the place in `steps` of the step to whose time `record` belongs. The record began in this
+// step, or is a wait after it that is part of StepShare::drained_ns. The steps must be in order of
+// time.
+std::optional<std::size_t> place_of(const TraceRecord& record, const std::vector<StepShare>& steps);
 
 // Percentiles of durations. Each percentile is one of the durations, found by the nearest-rank
 // method.
@@ -146,6 +156,7 @@ class TraceAnalysis {
   void collect_flows();
   void judge_waits();
   void judge_pass();
+  void lay_steps();
   void share_steps();
   StallCause cause_of_wait(const TraceRecord& wait) const;
   StallCause cause_of_read(std::uint32_t block, std::uint8_t plane, std::uint64_t begin_ns,

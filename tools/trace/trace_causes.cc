@@ -24,6 +24,20 @@ std::uint64_t overlap_ns(std::uint64_t begin_a, std::uint64_t end_a, std::uint64
   return end <= begin ? 0 : end - begin;
 }
 
+// A wait between steps, for the rest of an update.
+bool is_after_step(const TraceRecord& record) {
+  return record.kind == TraceKind::kWait && record.detail == kTraceAfterStep &&
+         record.reason != TraceReason::kNone;
+}
+
+// The last step that began before the record.
+std::optional<std::size_t> last_before(const TraceRecord& record,
+                                       const std::vector<StepShare>& steps) {
+  const auto after = std::ranges::upper_bound(steps, record.begin_ns, {}, &StepShare::begin_ns);
+  if (after == steps.begin()) return std::nullopt;
+  return static_cast<std::size_t>(after - steps.begin()) - 1;
+}
+
 }  // namespace
 
 // The last record under `key` that overlaps the stretch.
@@ -199,7 +213,14 @@ void TraceAnalysis::judge_pass() {
   }
 }
 
-void TraceAnalysis::share_steps() {
+std::optional<std::size_t> place_of(const TraceRecord& record,
+                                    const std::vector<StepShare>& steps) {
+  const std::optional<std::size_t> place = last_before(record, steps);
+  if (!place || record.begin_ns < steps[*place].end_ns) return place;
+  return steps[*place].drained_ns != 0 && is_after_step(record) ? place : std::nullopt;
+}
+
+void TraceAnalysis::lay_steps() {
   for (const TraceRecord& record : trace_.records) {
     if (record.kind != TraceKind::kStep) continue;
     steps_.push_back({.step = record.step,
@@ -207,24 +228,37 @@ void TraceAnalysis::share_steps() {
                       .end_ns = record.end_ns,
                       .background_ns = record.size_bytes != 0
                                            ? record.size_bytes  // see TraceKind::kStep
-                                           : background_.busy_ns(record.begin_ns, record.end_ns),
-                      .is_open = trace_.open_step != 0 && record.step == trace_.open_step});
+                                           : background_.busy_ns(record.begin_ns, record.end_ns)});
   }
   std::ranges::sort(steps_, {}, &StepShare::begin_ns);
-  const auto step_at = [this](std::uint64_t time_ns) -> StepShare* {
-    const auto after = std::ranges::upper_bound(steps_, time_ns, {}, &StepShare::begin_ns);
-    if (after == steps_.begin()) return nullptr;
-    StepShare& step = *std::prev(after);
-    return time_ns < step.end_ns ? &step : nullptr;
+  if (steps_.empty()) return;
+  // Skipped steps before it have the same number, and have ended.
+  steps_.back().is_open = trace_.open_step != 0 && steps_.back().step == trace_.open_step;
+  // The last step has no such time: what is waited for after it, is the end of the run.
+  for (const TraceRecord& record : trace_.records) {
+    if (!is_after_step(record)) continue;
+    const std::optional<std::size_t> place = last_before(record, steps_);
+    if (!place || *place + 1 == steps_.size() || record.begin_ns < steps_[*place].end_ns) continue;
+    steps_[*place].drained_ns += static_cast<std::int64_t>(record.end_ns - record.begin_ns);
+    steps_[*place].background_ns += record.end_ns - record.begin_ns;
+  }
+}
+
+void TraceAnalysis::share_steps() {
+  lay_steps();
+  const auto step_of = [this](const TraceRecord& record) -> StepShare* {
+    const std::optional<std::size_t> place = place_of(record, steps_);
+    return place ? &steps_[*place] : nullptr;
   };
   for (const TraceRecord& record : trace_.records) {
     if (record.kind != TraceKind::kCompute || record.end_ns == record.begin_ns) continue;
-    if (StepShare* const step = step_at(record.begin_ns))
+    if (StepShare* const step = step_of(record))
       step->compute_ns += static_cast<std::int64_t>(record.end_ns - record.begin_ns);
   }
   for (const Stall& stall : stalls_) {
-    StepShare* const step = step_at(stall.begin_ns);
-    if (step == nullptr || stall.is_of_pass || stall.record->reason == TraceReason::kNone) continue;
+    if (stall.is_of_pass || stall.record->reason == TraceReason::kNone) continue;
+    StepShare* const step = step_of(*stall.record);
+    if (step == nullptr) continue;
     const auto duration_ns = static_cast<std::int64_t>(stall.duration_ns());
     step->by_cause[static_cast<std::size_t>(stall.cause)] += duration_ns;
     (blame_of(stall.record->reason) == Blame::kIo ? step->exposed_io_ns

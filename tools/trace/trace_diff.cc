@@ -95,13 +95,11 @@ class Series {
 
  private:
   void add_unit(const TraceRecord& record) {
-    const auto after = std::ranges::upper_bound(steps_, record.begin_ns, {}, &StepShare::begin_ns);
-    if (after == steps_.begin() || record.unit == kTraceNone) return;
-    const auto index = static_cast<std::size_t>(after - steps_.begin()) - 1;
-    if (record.begin_ns >= steps_[index].end_ns) return;
+    const std::optional<std::size_t> place = place_of(record, steps_);
+    if (!place || record.unit == kTraceNone) return;
     auto& values = units_[engine_.unit_name(record.unit)];
     values.resize(steps_.size());
-    values[index] += static_cast<double>(record.end_ns - record.begin_ns) * 1e-6;
+    values[*place] += static_cast<double>(record.end_ns - record.begin_ns) * 1e-6;
   }
 
   TracedEngine engine_;

@@ -108,7 +108,9 @@ TracedEngine engine_of(const TraceFile& trace) {
     const json& config = document.at("config");
     engine.lanes = config.at("optimizer").value("lanes", 0u);
     engine.threads = config.at("run").at("threads");
-    engine.storage_paths = config.at("storage").value("paths", std::vector<std::string>());
+    // Older traces have the words of the config alone.
+    engine.storage_paths = document.value(
+        "storage_folders", config.at("storage").value("paths", std::vector<std::string>()));
     engine.verify = config.at("storage").at("verify");
     engine.policy = config.at("optimizer").at("overlap");
     engine.queue_depth = config.at("storage").value("queue_depth", 0u);

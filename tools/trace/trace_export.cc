@@ -254,9 +254,9 @@ void write_json(OutputFile& file, const std::vector<TraceAnalysis>& ranks) {
       file.print(
           "{}\n{{\"step\": {}, \"begin_ns\": {}, \"end_ns\": {}, \"compute_ns\": {}, "
           "\"exposed_io_ns\": {}, \"exposed_optimizer_ns\": {}, \"other_ns\": {}, "
-          "\"background_ns\": {}}}",
+          "\"background_ns\": {}, \"drained_ns\": {}}}",
           comma, step.step, step.begin_ns, step.end_ns, step.compute_ns, step.exposed_io_ns,
-          step.exposed_optimizer_ns, step.other_ns, step.background_ns);
+          step.exposed_optimizer_ns, step.other_ns, step.background_ns, step.drained_ns);
       comma = ",";
     }
     file.print("], \"stalls\": [");

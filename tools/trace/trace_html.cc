@@ -149,8 +149,9 @@ ordered_json waits_json(const TraceAnalysis& rank, const TracedEngine& engine,
   const std::uint64_t end_ns = is_cut ? rank.steps().back().begin_ns : UINT64_MAX;
   std::map<std::tuple<StallCause, TraceReason, bool, std::uint32_t>, Row> rows;
   for (const Stall& stall : rank.stalls()) {
+    const bool is_between = !stall.is_of_pass && !place_of(*stall.record, rank.steps());
     if (stall.cause == StallCause::kEngine || stall.begin_ns < std::max(origin_ns, steady_ns) ||
-        stall.begin_ns >= end_ns)
+        stall.begin_ns >= end_ns || is_between)
       continue;
     Row& row = rows[{stall.cause, stall.record->reason, stall.is_of_pass, stall.record->unit}];
     row.is_of_pass = stall.is_of_pass;

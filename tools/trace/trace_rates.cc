@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -118,7 +119,7 @@ Rates rates_of(const TraceAnalysis& analysis, const Layout& layout) {
     double uses[2] = {0, 0};
   };
   std::vector<Times> units(layout.units().size());
-  std::set<std::pair<std::uint64_t, std::uint32_t>> uses;
+  std::set<std::pair<std::size_t, std::uint32_t>> uses;  // by the step's place
   for (const TraceRecord& record : analysis.trace().records) {
     if (record.begin_ns < from_ns) continue;
     const auto duration_ns = static_cast<double>(record.end_ns - record.begin_ns);
@@ -131,8 +132,10 @@ Rates rates_of(const TraceAnalysis& analysis, const Layout& layout) {
     if (record.kind != TraceKind::kCompute || record.unit >= units.size() || record.detail > 1)
       continue;
     units[record.unit].sum_s[record.detail] += duration_ns * 1e-9;
-    // A use that waited for an activation has more than one record.
-    if (uses.emplace(record.step, record.use).second) ++units[record.unit].uses[record.detail];
+    // A use that waited for an activation has more than one record. Skipped steps have the number
+    // of the step after them.
+    const std::optional<std::size_t> place = place_of(record, analysis.steps());
+    if (place && uses.emplace(*place, record.use).second) ++units[record.unit].uses[record.detail];
   }
   const auto rate = [&](TraceKind kind) { return amounts[static_cast<std::size_t>(kind)].rate(); };
   rates.up_bytes_per_second = rate(TraceKind::kCopyToDevice);

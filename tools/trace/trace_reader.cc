@@ -231,6 +231,9 @@ void read_description(TraceFile& file) {
     file.boot = document.at("boot").get<std::string>();
     file.steady_ns = document.at("steady_ns").get<std::uint64_t>();
     file.wall_ns = document.at("wall_ns").get<std::uint64_t>();
+    if (file.rank >= file.ranks)
+      fail(
+          fmt::format("its description is damaged: it is of rank {} of {}", file.rank, file.ranks));
     if (file.steady_ns > kWallMaxNs || file.wall_ns > kWallMaxNs)
       fail("its description is damaged: it was not recorded in this century");
   } catch (const nlohmann::json::exception& error) {
@@ -279,6 +282,44 @@ void align_clock(TraceFile& file, const TraceFile& first) {
   std::erase_if(file.records, [](const TraceRecord& record) { return !is_plausible(record); });
 }
 
+struct Times {
+  std::uint64_t begin_ns = UINT64_MAX;
+  std::uint64_t end_ns = 0;
+};
+
+Times times_of(const TraceFile& file) {
+  Times times;
+  for (const TraceRecord& record : file.records) {
+    times.begin_ns = std::min(times.begin_ns, record.begin_ns);
+    times.end_ns = std::max(times.end_ns, record.end_ns);
+  }
+  return times;
+}
+
+// Ranks of a run record at the same time. Wall clocks of two machines may be too far apart to tell.
+bool are_apart(const TraceFile& a, const TraceFile& b) {
+  const bool is_one_clock = a.boot == b.boot || (a.clock_offset_ns && b.clock_offset_ns);
+  if (!is_one_clock || a.records.empty() || b.records.empty()) return false;
+  const Times of_a = times_of(a), of_b = times_of(b);
+  return of_a.end_ns < of_b.begin_ns || of_b.end_ns < of_a.begin_ns;
+}
+
+// `file` is on the clock of `other`.
+void require_one_run(const TraceFile& file, const TraceFile& other) {
+  const auto fail = [&](const std::string& why) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" and \"{}\" are not of one run: {}; give the files of one run",
+                            other.path, file.path, why));
+  };
+  if (file.rank == other.rank)
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" and \"{}\" are both of rank {}; give one file of each rank",
+                            other.path, file.path, file.rank));
+  if (file.ranks != other.ranks)
+    fail(fmt::format("one is of {} ranks, the other of {}", other.ranks, file.ranks));
+  if (are_apart(file, other)) fail("one ended before the other began");
+}
+
 }  // namespace
 
 TraceFile parse_trace(const std::string& path, std::span<const std::byte> bytes, TraceSteps steps,
@@ -307,13 +348,8 @@ std::vector<TraceFile> read_traces(const std::vector<std::string>& paths, TraceS
   std::vector<TraceFile> files;
   for (const std::string& path : paths) {
     files.push_back(read_trace(path, steps));
-    for (std::size_t i = 0; i + 1 < files.size(); ++i) {
-      if (files[i].rank == files.back().rank)
-        throw Error(ErrorCode::kInput,
-                    fmt::format("\"{}\" and \"{}\" are both of rank {}; give one file of each rank",
-                                files[i].path, path, files[i].rank));
-    }
     align_clock(files.back(), files.front());
+    for (std::size_t i = 0; i + 1 < files.size(); ++i) require_one_run(files.back(), files[i]);
   }
   std::ranges::sort(files, {}, &TraceFile::rank);
   return files;

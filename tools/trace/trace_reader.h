@@ -72,7 +72,8 @@ TraceFile parse_trace(
 // clock offsets that the ranks have measured. If there are no offsets, traces from one machine need
 // no conversion, because these traces use the same steady clock. If there are no offsets, traces
 // from different machines are aligned by their wall clocks.
-// Fails with kInput if a file cannot be read, or if two files contain the same rank.
+// Fails with kInput if a file cannot be read, if two files contain the same rank, or if two files
+// are of different runs. Such files have different numbers of ranks, or no time in common.
 std::vector<TraceFile> read_traces(const std::vector<std::string>& paths, TraceSteps steps = {});
 
 }  // namespace sluice

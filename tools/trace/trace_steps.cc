@@ -39,6 +39,18 @@ std::vector<StepShare> steady_steps(const TraceAnalysis& rank) {
   return {at(first_steady(rank)), at(ended_steps(rank))};
 }
 
+std::vector<StepShare> updated_steps(const TraceAnalysis& rank) {
+  const std::vector<StepShare>& all = rank.steps();
+  const auto is_skipped = [&](std::size_t place) {
+    return place + 1 < all.size() && all[place + 1].step == all[place].step;
+  };
+  std::vector<StepShare> steps;
+  for (std::size_t place = first_steady(rank); place < ended_steps(rank); ++place) {
+    if (!is_skipped(place) && (place == 0 || !is_skipped(place - 1))) steps.push_back(all[place]);
+  }
+  return steps;
+}
+
 StepMeans means_of(const std::vector<StepShare>& steps) {
   StepMeans means{.count = steps.size()};
   if (steps.empty()) return means;

@@ -30,6 +30,11 @@ std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 // The place of the first of steady_steps() in rank.steps().
 std::size_t first_steady(const TraceAnalysis& rank);
 
+// Returns the steady steps that have an update beside them, or in them. Steps that were skipped
+// because of gradients that are not finite are left out, and so are steps directly after them. A
+// skipped step has the number of the step after it.
+std::vector<StepShare> updated_steps(const TraceAnalysis& rank);
+
 struct StepMeans {
   std::size_t count = 0;
   double total_s = 0;

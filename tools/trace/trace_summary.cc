@@ -1,7 +1,7 @@
 #include "tools/trace/trace_summary.h"
 
 #include <algorithm>
-#include <map>
+#include <filesystem>
 
 #include <fmt/format.h>
 
@@ -170,6 +170,23 @@ std::string lag_line(const std::vector<TraceAnalysis>& ranks) {
       most.rank, most.last, lags.collectives, ms(most.late_ns) / static_cast<double>(steps));
 }
 
+// A read for a step that has not begun, or after a skipped one, is of an evaluation or a
+// checkpoint. A step that is followed by one of the same number was skipped: it has no update.
+bool is_of_no_step(const TraceRecord& read, const std::vector<StepShare>& steps) {
+  const auto after = std::ranges::upper_bound(steps, read.begin_ns, {}, &StepShare::begin_ns);
+  if (after == steps.begin()) return true;
+  const StepShare& last = *std::prev(after);
+  if (read.step > last.step) return true;
+  const bool is_skipped = after != steps.end() && after->step == last.step;
+  return is_skipped && read.step == last.step && read.begin_ns >= last.end_ns;
+}
+
+// Under the path's one name, whatever the trace or the calibration calls it.
+auto drive_of(const std::string& path, const PeakRates& peaks) {
+  return std::ranges::find(peaks.drives, one_name_of(path),
+                           [](const DriveRates& drive) { return one_name_of(drive.path); });
+}
+
 std::size_t lines_of(const std::string& text) {
   return static_cast<std::size_t>(std::ranges::count(text, '\n'));
 }
@@ -178,18 +195,21 @@ std::size_t lines_of(const std::string& text) {
 
 std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine) {
   if (rank.steps().size() < 3) return std::nullopt;
-  const StepShare& begin_step = rank.steps()[first_steady(rank)];
-  const std::uint64_t first = begin_step.step;
-  const std::uint64_t last = rank.steps()[rank.steps().size() - 2].step;
+  const std::vector<StepShare> counted(
+      rank.steps().begin() + static_cast<std::ptrdiff_t>(first_steady(rank)),
+      rank.steps().end() - 1);
+  const StepShare& after = rank.steps().back();
+  const StepShare& begin_step = counted.front();
   std::uint64_t read = 0, written = 0;
-  std::map<std::uint64_t, std::uint64_t> begins;
-  for (const StepShare& step : rank.steps()) begins[step.step] = step.begin_ns;
   for (const TraceRecord& record : rank.trace().records) {
-    if (record.step < first || record.step > last) continue;
-    // A read before its step begins is of an evaluation or a checkpoint.
-    const auto begin = begins.find(record.step);
-    const bool is_early = begin != begins.end() && record.begin_ns < begin->second;
-    if (record.kind == TraceKind::kRead && !is_early) read += record.size_bytes;
+    if (record.kind > TraceKind::kWrite) continue;
+    // A skipped step has the number of the step after it.
+    const bool is_after = record.step == after.step && record.begin_ns >= after.begin_ns;
+    if (record.step < begin_step.step || record.step > counted.back().step || is_after ||
+        record.begin_ns < begin_step.begin_ns)
+      continue;
+    if (record.kind == TraceKind::kRead && !is_of_no_step(record, rank.steps()))
+      read += record.size_bytes;
     if (record.kind == TraceKind::kWrite) written += record.size_bytes;
   }
   std::uint64_t parameter_bytes = 0, stored = 0;  // of one copy
@@ -209,7 +229,7 @@ std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const Trace
   }
   const double frozen =
       unit_bytes == 0 ? 0 : static_cast<double>(parameter_bytes) * frozen_bytes / unit_bytes;
-  const auto steps = static_cast<double>(last - first + 1);
+  const auto steps = static_cast<double>(counted.size());
   const double span_s =
       static_cast<double>(rank.steps().back().begin_ns - begin_step.begin_ns) * 1e-9;
   return StorageBytes{.read_per_step = static_cast<double>(read) / steps,
@@ -236,9 +256,15 @@ double peak_of(const FlowStats& flow, const TracedEngine& engine, const PeakRate
     return is_read ? of.read_bytes_per_second : of.write_bytes_per_second;
   };
   if (flow.drive < paths.size()) {
-    const auto found = std::ranges::find(peaks.drives, paths[flow.drive], &DriveRates::path);
+    const auto found = drive_of(paths[flow.drive], peaks);
     if (found != peaks.drives.end()) return rate_of(*found);
   }
+  // By its number, only where no name says otherwise: a relative path may be any drive's.
+  const bool are_named = std::ranges::any_of(paths, [&](const std::string& path) {
+    return drive_of(path, peaks) != peaks.drives.end() ||
+           (paths.size() > 1 && std::filesystem::path(path).is_relative());
+  });
+  if (are_named) return 0;
   const bool is_alone = paths.empty() ? flow.drive == 0 : paths.size() == 1;
   if (is_alone && peaks.drives.size() <= 1) return rate_of(peaks);
   const bool is_known = paths.size() == peaks.drives.size() && flow.drive < paths.size();

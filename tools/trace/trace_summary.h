@@ -46,8 +46,10 @@ std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const Trace
 double written_per_day(const std::vector<TraceAnalysis>& ranks);
 
 // Returns the rate that the drive of `flow` can reach by itself. A drive of the calibration is the
-// drive of a run if both have the same path, or if both have the same number of drives. Returns 0
-// if the rate is unknown, or if `flow` is not a flow of a drive.
+// drive of a run if both have the same path. If the calibration has no path of the run, and both
+// have the same number of drives, the drives with the same number are the same. Relative paths of
+// several drives have no such number. Returns 0 if the rate is unknown, or if `flow` is not a flow
+// of a drive.
 double peak_of(const FlowStats& flow, const TracedEngine& engine, const PeakRates& peaks);
 
 // Requires: `ranks` is not empty.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <ranges>
 
 #include <fmt/format.h>
 
@@ -122,8 +123,10 @@ OverlapPolicy policy_of(const TraceAnalysis& analysis, const Config& config) {
   std::uint64_t early = 0, updates = 0;
   for (const TraceRecord& record : analysis.trace().records) {
     if (record.kind != TraceKind::kAdam) continue;
-    const auto step = std::ranges::find(analysis.steps(), record.step, &StepShare::step);
-    if (step == analysis.steps().end()) continue;
+    // Skipped steps of the same number come before the one that is updated.
+    const auto from_last = analysis.steps() | std::views::reverse;
+    const auto step = std::ranges::find(from_last, record.step, &StepShare::step);
+    if (step == from_last.end()) continue;
     ++updates;
     early += record.end_ns < step->end_ns ? 1 : 0;
   }
@@ -202,13 +205,30 @@ class Replay {
   MicroBatchOrder order_ = MicroBatchOrder::kHorizontal;
 };
 
+// Where an application waits for updates between steps, the model of a step leaves that out.
+std::string drained_text(const std::vector<StepShare>& steps) {
+  std::int64_t drained_ns = 0;
+  for (const StepShare& step : steps) drained_ns += step.drained_ns;
+  if (drained_ns == 0) return {};
+  const auto is_drained = [](const StepShare& step) { return step.drained_ns != 0; };
+  return fmt::format(
+      "after {} of the {} steps, something waited for the rest of the update, such as an "
+      "evaluation or a checkpoint ({:.3f} ms a step), so the next step had no update beside it",
+      std::ranges::count_if(steps, is_drained), steps.size(),
+      static_cast<double>(drained_ns) * 1e-6 / static_cast<double>(steps.size()));
+}
+
 // The limits of the prediction, so that a reader knows them.
 std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config& config) {
   const TraceFile& trace = analysis.trace();
+  const std::vector<StepShare> steps = steady_steps(analysis);
   std::vector<std::string> notes;
+  if (const std::string drained = drained_text(steps); !drained.empty()) notes.push_back(drained);
+  if (const std::size_t updated = updated_steps(analysis).size(); updated != steps.size())
+    notes.push_back(fmt::format("{} of {} steps: skipped ones, and those right after them",
+                                steps.size() - updated, steps.size()));
   if (trace.ranks > 1) {
     std::int64_t waits_ns = 0;
-    const std::vector<StepShare> steps = steady_steps(analysis);
     for (const StepShare& step : steps)
       waits_ns += step.by_cause[static_cast<std::size_t>(StallCause::kCollective)];
     notes.push_back(
@@ -276,16 +296,20 @@ void require_fitting_model(const TraceAnalysis& analysis, double measured_s, dou
                             analysis.trace().path));
   const double error = replayed_s / measured_s - 1;
   if (std::abs(error) <= kWhatIfErrorMax) return;
-  const StepMeans means = means_of(steady_steps(analysis));
+  const std::vector<StepShare> steps = updated_steps(analysis);
+  const StepMeans means = means_of(steps);
+  const std::string drained = drained_text(steps);
   throw Error(
       ErrorCode::kInput,
       fmt::format("trace whatif: no prediction from \"{}\": its mean step took {:.3f} ms (of {}, "
                   "from {:.3f} to {:.3f} ms), and the model says {:.3f} ms of it, an error of "
-                  "{:+.1f} %, where at most {:.0f} % is good enough. A machine under other load, "
-                  "or steps that differ much, are the usual reasons; trace a longer run on a quiet "
-                  "machine",
+                  "{:+.1f} %, where at most {:.0f} % is good enough. {}",
                   analysis.trace().path, 1e3 * measured_s, means.count, 1e3 * means.least_s,
-                  1e3 * means.most_s, 1e3 * replayed_s, 100 * error, 100 * kWhatIfErrorMax));
+                  1e3 * means.most_s, 1e3 * replayed_s, 100 * error, 100 * kWhatIfErrorMax,
+                  drained.empty()
+                      ? "A machine under other load, or steps that differ much, are "
+                        "the usual reasons; trace a longer run on a quiet machine"
+                      : "The reason may be that " + drained + "; trace a run without that"));
 }
 
 // The part of a step that the model leaves out stays as it was. Where the model takes too long for
@@ -306,12 +330,18 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
         fmt::format("\"{}\" has {} steps{}; whatif needs three, and the engine's description",
                     trace.path, ended_steps(analysis),
                     section == trace.sections.end() ? " and says nothing of its engine" : ""));
+  const std::vector<StepShare> updated = updated_steps(analysis);
+  if (updated.empty())
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" has no two steps in a row that were not skipped; whatif "
+                            "predicts a step with its update",
+                            trace.path));
   const Replay replay(analysis, section->second);
   Scenario scenario{.config = replay.config(),
                     .rates = rates_of(analysis, replay.layout()),
                     .policy = policy_of(analysis, replay.config()),
                     .window_units = {}};
-  WhatIf result{.measured_s = means_of(steady_steps(analysis)).total_s,
+  WhatIf result{.measured_s = means_of(updated).total_s,
                 .replayed = replay.cost(scenario),
                 .changed = {},
                 .predicted_s = 0,

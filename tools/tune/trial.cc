@@ -72,7 +72,7 @@ Trial run_trial(TrainConfig config, unsigned steps,
   const std::unique_ptr<Trainer> trainer = device.make_trainer(config, dataset, engine);
   engine.initialize(fresh_values(config.model, config.seed));
   LimitMeter meter(engine, validated(model), config.micro_batches, *config.order,
-                   /*calibration=*/"");
+                   /*calibration=*/{});
   Trial trial;
   trial.began_s = seconds_since(begin);
   trial.device_budget_bytes = engine.placement().device_budget_bytes;

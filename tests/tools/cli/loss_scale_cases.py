@@ -41,6 +41,18 @@ class LossScaleCase(CliCase):
                 self.assertEqual(step["gradient_norm"] is None, step["skipped"])
             self.assertLess(run["steps"][-1]["loss"], run["steps"][0]["loss"])
 
+    def test_the_limits_and_a_trace_know_skipped_steps(self):
+        values = {**MOVING, **ON_NVME, "precision.loss_scale.hysteresis": 20, "run.steps": 8}
+        done = self.run_sluice("train", self.write_config(values), "--json", "run.json", "--trace", "run.trace")
+        steps = self.read_json("run.json")["steps"]
+        self.assertTrue(all(step["skipped"] for step in steps))
+        self.assertIn("no two steps in a row had an update", done.stdout)
+        self.assertEqual({step["percent_of_t_min"] for step in steps}, {None})
+        self.run_sluice("trace", "summary", "run.trace", "--json", "summary.json")
+        storage = self.read_json("summary.json")["ranks"][0]["storage"]
+        self.assertEqual(storage["read_bytes_per_step"], sum(step["nvme_read_bytes"] for step in steps[1:-1]) / 6)
+        self.assertIn("whatif predicts a step with its update", self.run_sluice("trace", "whatif", "run.trace", expect=2).stderr)
+
     def test_power_of_two_changes_no_bit(self):
         for precision in ("fp32", "bf16"):
             hashes = {self.train({"precision.parameters": precision, **placement,

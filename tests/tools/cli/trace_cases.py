@@ -193,9 +193,9 @@ class Trace(CliCase):
         self.assertEqual(rank["verdict"], summary.splitlines()[0])
         for step, shown in zip(self.run_figures["steps"], rank["steps"]):
             self.assertAlmostEqual(shown["hidden"], 100 * step["hidden_share"], delta=0.1)
-        # A share above 100 % is said to be noise.
+        # A share above 100 % is explained.
         shares = [float(share) for share in re.findall(r"([\d.]+) % of [\d.]+ s \(", output.partition("the mean step")[2])]
-        self.assertEqual(len(re.findall("is noise", output)), 1 if max(shares) > 100 else 0)
+        self.assertEqual(len(re.findall("a share (?:this far )?above", output)), 1 if max(shares) > 100 else 0)
 
     def test_the_summary_begins_with_a_verdict_and_ranks_what_is_exposed(self):
         self.record()

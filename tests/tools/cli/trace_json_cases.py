@@ -22,6 +22,26 @@ class TraceJson(CliCase):
         subprocess.run([os.environ["SLUICE_MADE_TRACE"], self.path(name), *map(str, steps_ms)], check=True)
         return name
 
+    def test_what_waits_for_an_update_between_steps_counts_for_the_step(self):
+        values = {**ON_NVME, "run.steps": 8, "optimizer.overlap": "deferred", "model.layers": 4, "model.embedding": 128}
+        for options in (["--validate-every", 1], ["--checkpoint", "saved", "--checkpoint-every", 2]):
+            with self.subTest(options):
+                done = self.run_sluice("train", self.write_config(values), "--trace", "run.trace", "--json", "run.json", *options)
+                steps = self.read_json("run.json")["steps"]
+                parts = [sum(step[key] for key in ("compute_s", "exposed_io_s", "exposed_optimizer_s", "other_s")) for step in steps]
+                for step, sum_s in zip(steps, parts):
+                    self.assertGreater(step["time_s"], sum_s - 0.001)
+                mean_s = sum(parts[1:]) / 7
+                self.assertAlmostEqual(float(re.search(r"the mean step of ([\d.]+) s", done.stdout)[1]), mean_s, delta=0.0006)
+                self.run_sluice("trace", "summary", "run.trace", "--json", "summary.json")
+                self.assertAlmostEqual(self.read_json("summary.json")["ranks"][0]["steady_steps"]["mean_s"], mean_s, delta=0.001)
+                self.run_sluice("trace", "export", "run.trace", "--json", "records.json")
+                drained = [step["drained_ns"] for step in self.read_json("records.json")["ranks"][0]["steps"]]
+                self.assertEqual([drained_ns > 0 for drained_ns in drained],
+                                 [number % options[-1] == 0 and number != 8 for number in range(1, 9)])
+                for step, drained_ns in zip(steps, drained):
+                    self.assertGreaterEqual(step["exposed_optimizer_s"], 0.99e-9 * drained_ns)
+
     def test_settings_that_make_steps_longer_are_named(self):
         self.record(**{"optimizer.overlap": "serial", "storage.queue_depth": 1, "run.threads": 1})
         done = self.run_sluice("trace", "summary", "run.trace", "--json", "summary.json")

@@ -4,6 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/temp_directory.h"
 
 namespace sluice {
 namespace {
@@ -41,6 +48,34 @@ TEST(StorageRates, ADriveOfFullDuplexKeepsItsRates) {
     EXPECT_EQ(rates.duplex, Duplex::kHalf) << write;
     EXPECT_NEAR(rates.read_bytes_per_second / kRead, 1, 1e-9) << write;
   }
+}
+
+// A run on a part of the drives of a calibration has the rates of these drives, and shares them
+// with the other ranks of its host.
+TEST(StorageRates, AreThoseOfTheDrivesOfTheRun) {
+  const test::TempDirectory directory;
+  const std::string file = directory.path() + "/io.json";
+  std::ofstream(file) << R"({"best": {"read": {"bytes_per_second": 300e6},
+                                      "write": {"bytes_per_second": 300e6}},
+                             "interference": 1.0,
+                             "drives": [{"path": "/x/a", "read": 100e6, "write": 90e6},
+                                        {"path": "/x/b", "read": 250e6, "write": 240e6},
+                                        {"path": "/x/c", "read": 50e6}]})";
+  const auto rates = [&](std::vector<std::string> paths, std::uint32_t ranks = 1) {
+    PlanRateOptions options;
+    options.io_file = file;
+    options.io_paths = std::move(paths);
+    options.sharing_ranks = ranks;
+    const Rates of = plan_rates(options, {}).rates;
+    return std::pair(std::round(of.read_bytes_per_second), std::round(of.write_bytes_per_second));
+  };
+  const std::pair all(300e6, 300e6);
+  EXPECT_EQ(rates({}), all);
+  EXPECT_EQ(rates({"/x/a/"}), std::pair(100e6, 90e6));
+  EXPECT_EQ(rates({"/x/../x/a"}, 2), std::pair(50e6, 45e6));
+  EXPECT_EQ(rates({"/x/a", "/x/b"}), all);  // no more than all together
+  EXPECT_EQ(rates({"/x/c"}), all);          // not measured
+  EXPECT_EQ(rates({"/x/a", "/x/d"}), all);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,7 +26,7 @@ struct Measured {
 };
 
 // Over a drive of one rate, for reads and writes in turn.
-Measured measured(bool evaluates) {
+Measured measured(bool evaluates, const LimitCalibration& calibration = {}) {
   const TempDirectory directory;
   Config config = toy_config(directory.path());
   config.placement = {TierChoice::kNvme, TierChoice::kNvme};
@@ -41,7 +42,7 @@ Measured measured(bool evaluates) {
   });
   engine.initialize(toy_values());
   const Stream stream(*device, "compute");
-  LimitMeter meter(engine, validated(model), 1, MicroBatchOrder::kHorizontal, "");
+  LimitMeter meter(engine, validated(model), 1, MicroBatchOrder::kHorizontal, calibration);
   Measured result;
   // Enough of them: the emulated drive counts bytes a little before it has moved them.
   for (int i = 0; i < 10; ++i) {
@@ -58,6 +59,24 @@ Measured measured(bool evaluates) {
   }
   result.rates = meter.limits()->rates;
   return result;
+}
+
+// Two ranks of a host have half of a calibration's rates each, and a run on one of its drives those
+// of that drive.
+TEST(LimitMeter, ACalibrationIsSharedAmongTheRanksOfAHost) {
+  const TempDirectory directory;
+  const std::string file = directory.path() + "/io.json";
+  std::ofstream(file) << R"({"best": {"read": {"bytes_per_second": 4e6},
+                                      "write": {"bytes_per_second": 4e6}},
+                             "interference": 1.0,
+                             "drives": [{"path": "/x/a", "read": 3e6, "write": 3e6},
+                                        {"path": "/x/b", "read": 1e6, "write": 1e6}]})";
+  const auto rate = [&](const LimitCalibration& calibration) {
+    return measured(false, calibration).rates.read_bytes_per_second;
+  };
+  EXPECT_NEAR(rate({.file = file}), 4e6, 1);
+  EXPECT_NEAR(rate({.file = file, .sharing_ranks = 2}), 2e6, 1);
+  EXPECT_NEAR(rate({.file = file, .paths = {"/x/b"}, .sharing_ranks = 2}), 0.5e6, 1);
 }
 
 TEST(LimitMeter, EvaluationsChangeNoRate) {

@@ -290,6 +290,26 @@ TEST(TraceFile, RanksComeOntoOneClock) {
   });
 }
 
+// Such as a file of a rank that an earlier run has left.
+TEST(TraceFile, RanksOfDifferentRunsAreRefused) {
+  const TempDirectory directory;
+  const auto made = [&](const char* name, std::uint32_t rank, std::uint32_t ranks,
+                        std::uint64_t number) {
+    std::string path = directory.path() + "/" + name;
+    trace_start({.file = path, .rank = rank, .ranks = ranks});
+    trace_record(numbered(number));
+    (void)trace_stop();
+    return path;
+  };
+  const std::string first = made("first", 0, 2, 0);
+  EXPECT_EQ(read_traces({first, made("second", 1, 2, 900)}).size(), 2u);
+  const auto refuses = [&](const std::string& words, const std::string& other) {
+    expect_message(ErrorCode::kInput, words, [&] { (void)read_traces({first, other}); });
+  };
+  refuses("one is of 2 ranks, the other of 3", made("larger", 1, 3, 0));
+  refuses("one ended before the other began", made("later", 1, 2, 5000));
+}
+
 // Ranks on several hosts have told rank 0's clock apart from theirs: times go onto that of the
 // first file.
 TEST(TraceFile, ClocksThatWereComparedDecide) {

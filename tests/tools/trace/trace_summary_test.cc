@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "engine/run/step_timeline.h"
 #include "tests/tools/trace/trace_builder.h"
 #include "tools/trace/trace_html.h"
 #include "tools/trace/trace_json.h"
@@ -48,6 +49,43 @@ nlohmann::json rank_of_page(const std::string& page) {
       page.substr(begin, page.find("</script>", begin) - begin))["ranks"][0];
 }
 
+// Where an application waits for the rest of an update before the next step, the wait is part of
+// the step's time, with its cause. After the last step, it is the end of the run.
+TEST(Steps, WaitsForTheirUpdateAreTheirs) {
+  constexpr std::uint64_t kDrainNs = kStepNs / 4;
+  std::vector<TraceRecord> records = steps_up_to(4);
+  for (std::uint64_t step = 1; step <= 4; ++step) {
+    const std::uint64_t at = begin_of(step) + kStepNs + 1000;
+    TraceRecord drain = of_step(wait(TraceReason::kUpdate, at, at + kDrainNs, 0), step);
+    drain.detail = kTraceAfterStep;
+    records.push_back(drain);
+    drain.reason = TraceReason::kNone;  // hand-overs of the engine
+    records.push_back(drain);
+    drain.reason = TraceReason::kUpdate;
+    drain.detail = 0;  // of no step
+    records.push_back(drain);
+  }
+  const TraceFile file = trace_of(std::move(records));
+  const TraceAnalysis analysis(file);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const StepShare& step = analysis.steps()[i];
+    const auto drained_ns = static_cast<std::int64_t>(i == 3 ? 0 : kDrainNs);
+    EXPECT_EQ(step.drained_ns, drained_ns);
+    EXPECT_EQ(step.total_ns(), static_cast<std::int64_t>(kStepNs) + drained_ns);
+    EXPECT_EQ(step.exposed_optimizer_ns, drained_ns);
+    EXPECT_EQ(step.by_cause[static_cast<std::size_t>(StallCause::kAdam)], drained_ns);
+    EXPECT_EQ(step.other_ns, 0);
+  }
+  const StepMeans means = means_of(steady_steps(analysis));
+  EXPECT_DOUBLE_EQ(means.total_s, 1 + 0.5 / 3);
+  const auto groups = group_stalls(analysis);
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(groups[0].total_ns, 2 * kDrainNs);
+  const auto waits = rank_of_page(html_of({analysis}, {}))["waits"];
+  ASSERT_EQ(waits.size(), 1u);
+  EXPECT_EQ(waits[0]["count"], 2);
+}
+
 TEST(StorageBytes, LeaveOutWhatAnEvaluationReads) {
   std::vector<TraceRecord> records = steps_up_to(5);
   for (std::uint64_t step = 1; step <= 5; ++step) {
@@ -61,6 +99,29 @@ TEST(StorageBytes, LeaveOutWhatAnEvaluationReads) {
   ASSERT_TRUE(bytes.has_value());
   EXPECT_EQ(bytes->read_per_step, 4096);
   EXPECT_EQ(bytes->written_per_step, 4096);
+}
+
+// A skipped step has the number of the step after it.
+TEST(StorageBytes, CountSkippedStepsAndNotTheirNumbers) {
+  std::vector<TraceRecord> records = steps_up_to(7);
+  constexpr std::uint64_t kNumbers[] = {0, 1, 1, 1, 2, 3, 3, 4};
+  for (TraceRecord& record : records) record.step = kNumbers[record.step];
+  for (const std::uint64_t step : {2u, 4u, 5u}) {  // evaluations, also after skipped steps
+    const std::uint64_t at = begin_of(step) + kStepNs + kStepNs / 2;
+    records.push_back(of_step(transfer(TraceKind::kRead, 0, at, at + 1, at + 1000, at + 1001),
+                              kNumbers[step + 1]));
+  }
+  const TraceFile file = trace_of(std::move(records));
+  const TraceAnalysis analysis(file);
+  const auto bytes = storage_bytes(analysis, {});
+  ASSERT_TRUE(bytes.has_value());
+  EXPECT_EQ(bytes->read_per_step, 4096);
+  EXPECT_EQ(bytes->written_per_step, 4096);
+  // The first two of number 1, and the first of number 3, were skipped.
+  std::vector<std::uint64_t> updated;
+  for (const StepShare& step : updated_steps(analysis))
+    updated.push_back(step.begin_ns / (2 * kStepNs));
+  EXPECT_EQ(updated, (std::vector<std::uint64_t>{4, 7}));
 }
 
 TEST(StorageBytes, RatingIsForAllRanks) {
@@ -111,7 +172,10 @@ TEST(PeakRates, AreThoseOfEachDrive) {
   EXPECT_EQ(peak(1, {"/a", "/b"}), 3);
   EXPECT_EQ(peak(1, {"/a", "/b"}, TraceKind::kWrite), 2);
   EXPECT_EQ(peak(0, {"/b", "/a"}), 3);  // in another order
-  EXPECT_EQ(peak(1, {"x", "y"}), 3);    // of as many
+  EXPECT_EQ(peak(1, {"/x", "/y"}), 3);  // of as many
+  EXPECT_EQ(peak(0, {"/b/", "/x/../a"}), 3);
+  EXPECT_EQ(peak(0, {"/x", "/a"}), 0);  // another one is known, so the number says nothing
+  EXPECT_EQ(peak(0, {"b/", "a"}), 0);
   EXPECT_EQ(peak(0, {"/b"}), 3);
   EXPECT_EQ(peak(0, {"x"}), 0);  // any of the two
   EXPECT_EQ(peak(0, {"x", "y", "z"}), 0);

@@ -113,6 +113,22 @@ TEST_F(WhatIfTest, UnitsThatStepsAnnounceAreRefused) {
   EXPECT_NE(message.find("are announced"), std::string::npos) << message;
 }
 
+// Skipped steps have the number of the step after them; each has its own uses.
+TEST_F(WhatIfTest, SkippedStepsChangeNoTimeOfAUnit) {
+  TraceFile file = with_steps_of(replayed_s_);
+  const std::vector<UnitTime> units = what_if(TraceAnalysis(file), {}).rates.units;
+  for (TraceRecord& record : file.records)
+    record.step = record.step <= 3 ? std::min<std::uint64_t>(record.step, 1) : record.step - 2;
+  const WhatIf skipped = what_if(TraceAnalysis(file), {});
+  ASSERT_EQ(skipped.rates.units.size(), units.size());
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    EXPECT_EQ(skipped.rates.units[i].forward_s, units[i].forward_s);
+    EXPECT_EQ(skipped.rates.units[i].backward_s, units[i].backward_s);
+  }
+  EXPECT_EQ(skipped.left_out,
+            std::vector<std::string>{"2 of 4 steps: skipped ones, and those right after them"});
+}
+
 // Settings that no run may have are refused in the engine's words. A factor of an unknown latency
 // would change nothing.
 TEST_F(WhatIfTest, SettingsThatNoRunHasAreRefused) {

@@ -11,8 +11,14 @@ namespace {
 
 constexpr std::int64_t kStep_ns = 100'000'000;
 
+// Before the last step.
+struct Between {
+  std::int64_t between_ns = 0;
+  std::int64_t drained_ns = 0;  // the part that the step before has waited for
+};
+
 // Steps of 100 ms, after a first one of a second, against limits of so many seconds.
-std::string report_of(double least_s, double bound_s) {
+std::string report_of(double least_s, double bound_s, const Between& between = {}) {
   RunRecord run;
   run.steps.resize(3);
   for (StepRecord& step : run.steps) {
@@ -21,6 +27,8 @@ std::string report_of(double least_s, double bound_s) {
     step.times.other_ns = kStep_ns / 2;
   }
   run.steps.front().times.total_ns = 10 * kStep_ns;
+  run.steps.back().times.work_before.any_ns = between.between_ns;
+  run.steps[1].drained_ns = between.drained_ns;
   run.limits.emplace();
   run.limits->least.step_s = least_s;
   run.limits->bound.step_s = bound_s;
@@ -35,13 +43,37 @@ TEST(TimeReport, SharesAreOfTheMeanStepWithoutTheFirst) {
   EXPECT_NE(text.find("90.0 % of 0.090 s (T_bound, "), std::string::npos) << text;
 }
 
-TEST(TimeReport, AShareAboveOneHundredPercentIsCalledNoise) {
-  const auto is_noise = [](const std::string& text) {
-    return text.find("a share above 100 % is noise") != std::string::npos;
+TEST(TimeReport, AShareAboveOneHundredPercentHasItsReason) {
+  const auto says = [](const std::string& text, const std::string& words) {
+    return text.find(words) != std::string::npos;
   };
-  EXPECT_FALSE(is_noise(report_of(0.08, 0.1)));
-  EXPECT_TRUE(is_noise(report_of(0.08, 0.102)));
-  EXPECT_TRUE(is_noise(report_of(0.19, 0.09)));
+  EXPECT_FALSE(says(report_of(0.08, 0.1), "a share"));
+  EXPECT_TRUE(says(report_of(0.08, 0.102), "a share above 100 % is noise"));
+  EXPECT_TRUE(says(report_of(0.109, 0.09), "a share above 100 % is noise"));
+  EXPECT_TRUE(says(report_of(0.19, 0.09), "a share this far above 100 %"));
+  // Work of updates between the steps, that a step waits for or that is in no step.
+  const std::int64_t between_ns = kStep_ns / 5;
+  EXPECT_TRUE(says(report_of(0.13, 0.1, {.between_ns = between_ns}),
+                   "updates went on for 0.010 s a step between the steps"));
+  EXPECT_FALSE(says(report_of(0.13, 0.1, {.between_ns = between_ns, .drained_ns = between_ns}),
+                    "between the steps"));
+}
+
+TEST(TimeReport, SkippedStepsAreNotComparedWithAStepThatHasAnUpdate) {
+  RunRecord run;
+  run.steps.resize(6);
+  for (StepRecord& step : run.steps) step.times.total_ns = kStep_ns;
+  run.steps[2].skipped = true;
+  for (const std::size_t place : {2, 3}) run.steps[place].times.total_ns = kStep_ns / 10;
+  run.limits.emplace();
+  run.limits->least.step_s = run.limits->bound.step_s = 0.05;
+  const std::string text = time_report(run);
+  EXPECT_NE(text.find("the mean step of 0.100 s, without 2 that were skipped or came right after "
+                      "one, reaches 50.0 % of"),
+            std::string::npos)
+      << text;
+  for (StepRecord& step : run.steps) step.skipped = true;
+  EXPECT_NE(time_report(run).find("no two steps in a row had an update"), std::string::npos);
 }
 
 TEST(BarLine, NarrowTerminalsHaveTheFigures) {

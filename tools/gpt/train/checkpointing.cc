@@ -334,6 +334,11 @@ void Checkpointing::try_to_save(Engine& engine, const std::function<void()>& sav
   }
 }
 
+bool Checkpointing::drains_after(std::uint64_t steps) const {
+  return is_on() && options_.every != 0 && steps % options_.every == 0 &&
+         config_.engine.memory.save_buffers == 0;
+}
+
 // The save before ends first, so that a failure names its own step.
 void Checkpointing::step_ended(Engine& engine, std::uint64_t steps) {
   if (!is_on() || options_.every == 0) return;

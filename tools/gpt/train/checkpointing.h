@@ -82,6 +82,9 @@ class Checkpointing {
   // Returns whether resume() has begun a new run with the state of --resume-from. The steps of this
   // state are steps of another run.
   bool is_from_another_run() const { return !from_.empty(); }
+  // Returns whether step_ended() saves a checkpoint after `steps` steps, and waits for the update
+  // first.
+  bool drains_after(std::uint64_t steps) const;
   // Returns the options for the step with the number `steps`. The steps of the run are counted from
   // 1. If there is a store, the options contain the application text for the commit.
   FinishOptions finish_options(std::uint64_t steps) const;

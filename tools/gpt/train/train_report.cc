@@ -18,11 +18,11 @@ namespace {
 constexpr int kBarWidth = 24;
 constexpr std::size_t kBarColumnsLeast = 50;  // a narrower terminal has figures alone
 
-// null when the limits are not known.
+// null when the limits are not known, or are of a step with an update that this one had not.
 nlohmann::ordered_json percent_of(const RunRecord& run, StepCost StepLimits::*limit,
-                                  const StepRecord& step) {
-  if (!run.limits) return nullptr;
-  return 100 * ((*run.limits).*limit).step_s / step.time_s;
+                                  std::size_t place) {
+  if (!run.limits || !has_update(run, place)) return nullptr;
+  return 100 * ((*run.limits).*limit).step_s / run.steps[place].time_s;
 }
 
 // The mean of all steps except the first, as for T_min and T_bound.
@@ -128,59 +128,16 @@ StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std:
           .stall_for_update_s = static_cast<double>(report.stall_for_update_ns) * 1e-9,
           .optimizer_s = static_cast<double>(report.optimizer_ns) * 1e-9,
           .times = report.times,
+          .drained_ns = trained.drained_ns,
           .policy = report.policy};
 }
 
-// Means over all steps except the first, as tools/trace/trace_steps.h takes them from a trace, so
-// that both say the same of one run.
 std::string validation_report(const RunRecord& run) {
   if (!run.validation_loss) return "";
   return fmt::format(
       "validation loss {:.4f} nats per token; a bigram model {}\n", *run.validation_loss,
       run.bigram_cross_entropy ? fmt::format("reaches {:.4f}", *run.bigram_cross_entropy)
                                : "was not counted to the end");
-}
-
-std::string time_report(const RunRecord& run) {
-  StepTimes sum;
-  std::int64_t hidden_ns = 0, worked_ns = 0;
-  const std::size_t first = run.steps.size() > 1 ? 1 : 0;
-  for (std::size_t i = first; i < run.steps.size(); ++i) {
-    const StepTimes& times = run.steps[i].times;
-    sum.total_ns += times.total_ns;
-    sum.compute_ns += times.compute_ns;
-    sum.exposed_io_ns += times.exposed_io_ns;
-    sum.exposed_optimizer_ns += times.exposed_optimizer_ns;
-    sum.other_ns += times.other_ns;
-    hidden_ns += times.hidden_ns();
-    worked_ns += times.work.any_ns;
-  }
-  if (sum.total_ns == 0) return {};
-  const auto percent = [&](std::int64_t part_ns) {
-    return 100 * static_cast<double>(part_ns) / static_cast<double>(sum.total_ns);
-  };
-  std::string text = fmt::format(
-      "steps: compute {:.1f} %, exposed I/O {:.1f} %, exposed optimizer {:.1f} %, other {:.1f} %; "
-      "hidden {:.1f} % of I/O and optimizer\n",
-      percent(sum.compute_ns), percent(sum.exposed_io_ns), percent(sum.exposed_optimizer_ns),
-      percent(sum.other_ns),
-      worked_ns <= 0 ? 100.0
-                     : 100 * static_cast<double>(hidden_ns) / static_cast<double>(worked_ns));
-  if (!run.limits) return text;
-  const double mean_s =
-      static_cast<double>(sum.total_ns) * 1e-9 / static_cast<double>(run.steps.size() - first);
-  const auto share = [&](const StepCost& limit) { return 100 * limit.step_s / mean_s; };
-  const auto part = [&](const StepCost& limit) {
-    return fmt::format("{:.1f} % of {:.3f} s", share(limit), limit.step_s);
-  };
-  text += fmt::format("the mean step of {:.3f} s reaches {} (T_min, {}) and {} (T_bound, {})\n",
-                      mean_s, part(run.limits->least), name_of(run.limits->least.scarcest()),
-                      part(run.limits->bound), name_of(run.limits->policy));
-  if (std::max(share(run.limits->least), share(run.limits->bound)) > 100)
-    text +=
-        "a share above 100 % is noise: the limits are made of mean rates, which vary from step to "
-        "step\n";
-  return text;
 }
 
 std::string matrix_report(const RunRecord& run) {
@@ -327,10 +284,10 @@ void write_json(OutputFile& output, const RunRecord& run) {
          {"blocked_seconds", static_cast<double>(saved.blocked_ns) * 1e-9},
          {"update_wait_seconds", static_cast<double>(saved.update_wait_ns) * 1e-9}});
   document["steps"] = ordered_json::array();
-  for (const StepRecord& step : run.steps) {
-    ordered_json figures = json_of(step);
-    figures["percent_of_t_min"] = percent_of(run, &StepLimits::least, step);
-    figures["percent_of_t_bound"] = percent_of(run, &StepLimits::bound, step);
+  for (std::size_t place = 0; place < run.steps.size(); ++place) {
+    ordered_json figures = json_of(run.steps[place]);
+    figures["percent_of_t_min"] = percent_of(run, &StepLimits::least, place);
+    figures["percent_of_t_bound"] = percent_of(run, &StepLimits::bound, place);
     document["steps"].push_back(std::move(figures));
   }
   document["limits"] = limits_json(run);

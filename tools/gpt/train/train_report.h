@@ -80,6 +80,14 @@ std::string memory_comparison_report(const RunRecord& run);
 // T_min and T_bound. The first step is left out.
 std::string time_report(const RunRecord& run);
 
+// Returns whether run.steps[place] had an update beside it, or in it. A step that was skipped has
+// none, and neither has the step right after it.
+bool has_update(const RunRecord& run, std::size_t place);
+
+// Waits for the rest of the update of a step that has just ended. The wait becomes a part of the
+// step's times, as in a trace of the run. A trace does not count such a wait after the last step.
+void drain_step(Engine& engine, TrainedStep& trained);
+
 // Returns a text with the validation loss and the loss of a bigram model. The text is empty if
 // there was no validation.
 std::string validation_report(const RunRecord& run);
