@@ -13,6 +13,8 @@ from conftest import Block, tiny
 from test_optim_ranks import free_port
 
 PROGRAM = str(pathlib.Path(__file__).with_name("offload_ranks.py"))
+# It listens at a port that the system chooses; one that was free a moment ago may be another's by then.
+TORCHRUN = (sys.executable, "-B", "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 
 
 def run(launcher, folder, cases, ranks=2, **environment):
@@ -26,14 +28,12 @@ def run(launcher, folder, cases, ranks=2, **environment):
 
 
 def test_torchrun(tmp_path):
-    run([sys.executable, "-B", "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1",
-         f"--master_port={free_port()}"], tmp_path, ["stages", "resuming", "initialize", "slow_saving", "refusals", "torch", "norm_group",
-                                         "announced", "local", "mixed"], OMP_NUM_THREADS="1")
+    run([*TORCHRUN, "--nproc_per_node=2"], tmp_path, ["stages", "resuming", "initialize", "slow_saving", "refusals", "torch", "norm_group",
+                                                      "announced", "local", "mixed"], OMP_NUM_THREADS="1")
 
 
 def test_a_group_of_the_processes(tmp_path):
-    run([sys.executable, "-B", "-m", "torch.distributed.run", "--nproc_per_node=3", "--master_addr=127.0.0.1",
-         f"--master_port={free_port()}"], tmp_path, ["process_group"], ranks=3, OMP_NUM_THREADS="1")
+    run([*TORCHRUN, "--nproc_per_node=3"], tmp_path, ["process_group"], ranks=3, OMP_NUM_THREADS="1")
 
 
 def test_mpirun(tmp_path):

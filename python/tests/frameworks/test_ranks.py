@@ -7,9 +7,6 @@ import sys
 
 import pytest
 
-sys.path.append(str(pathlib.Path(__file__).parent.parent))
-from test_optim_ranks import free_port  # noqa: E402
-
 PROGRAM = str(pathlib.Path(__file__).with_name("ranks.py"))
 
 
@@ -27,8 +24,7 @@ def run(launcher, folder, case):
 
 @pytest.mark.parametrize("case", ["trainer", "preempted", "accelerate", "alone", "lightning", "stops", "norms"])
 def test_two_ranks(tmp_path, case):
-    run(["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1", f"--master_port={free_port()}"],
-        tmp_path, case)
+    run(["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--local-addr=127.0.0.1"], tmp_path, case)
 
 
 def test_processes_that_lightning_starts(tmp_path):
