@@ -1,5 +1,7 @@
 #include "cpu_optim/update.h"
 
+#include <type_traits>
+
 #include <sluice/error.h>
 #include "base/float_environment.h"
 #include "cpu_optim/simd_kernels.h"
@@ -95,6 +97,14 @@ bool is_lost(const std::uint16_t* moment, std::uint64_t i) {
   return moment != nullptr && !is_finite_half(moment[i]);
 }
 
+// Plain SGD keeps exp_avg as it is, and does not judge it either.
+template <class Coefficients>
+AdamElement judged_part(const Coefficients& c, AdamElement updated) {
+  if constexpr (std::is_same_v<Coefficients, SgdCoefficients>)
+    if (c.momentum == 0.0f) updated.exp_avg = 0.0f;
+  return updated;
+}
+
 template <class Coefficients>
 NewState update(const Coefficients& c, const UpdateArrays& arrays) {
   NewState state = NewState::kFinite;
@@ -103,7 +113,8 @@ NewState update(const Coefficients& c, const UpdateArrays& arrays) {
     if (arrays.exp_avg != nullptr) arrays.exp_avg[i] = updated.exp_avg;
     if (arrays.exp_avg_sq != nullptr) arrays.exp_avg_sq[i] = updated.exp_avg_sq;
     set_master(arrays, i, updated.master);
-    if (!non_finite_part(arrays.master_layout, updated).empty()) state = NewState::kNonFinite;
+    if (!non_finite_part(arrays.master_layout, judged_part(c, updated)).empty())
+      state = NewState::kNonFinite;
   }
   return state;
 }
