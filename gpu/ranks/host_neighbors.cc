@@ -23,6 +23,8 @@ struct HostNeighbors::Header {
 namespace {
 
 constexpr std::uint64_t kSignalsBegin = 4_KiB;  // after the header
+// The kernel moves up to 2 GiB - 4 KiB in one call. More would leave no room for the proof.
+constexpr std::uint64_t kReadBytesMax = 1_GiB;
 constexpr std::uint64_t kSlotsBegin = 8_KiB;
 constexpr std::uint64_t kSlots = 2;
 constexpr std::uint64_t kPartBytes =
@@ -146,19 +148,26 @@ int HostNeighbors::read(std::uint32_t rank, std::uint64_t address, std::byte* ta
                         std::uint64_t size_bytes) const {
   const Process& process = processes_[rank];
   while (true) {
+    const std::uint64_t asked_bytes = std::min(size_bytes, kReadBytesMax);
     std::uint64_t proof = 0;
-    const iovec local[] = {{.iov_base = target, .iov_len = size_bytes},
+    const iovec local[] = {{.iov_base = target, .iov_len = asked_bytes},
                            {.iov_base = &proof, .iov_len = sizeof proof}};
     const iovec remote[] = {
-        {.iov_base = reinterpret_cast<void*>(address), .iov_len = size_bytes},
+        {.iov_base = reinterpret_cast<void*>(address), .iov_len = asked_bytes},
         {.iov_base = reinterpret_cast<void*>(process.proof_address), .iov_len = sizeof proof}};
     const ssize_t count = ::process_vm_readv(process.id, local, 2, remote, 2, 0);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return errno;
-    const auto moved = static_cast<std::uint64_t>(count);
-    if (moved == size_bytes + sizeof proof) return proof == process.proof ? 0 : ESRCH;
-    if (moved >= size_bytes) return ESRCH;  // the proof is not at its place
-    if (moved == 0) return EFAULT;
+    auto moved = static_cast<std::uint64_t>(count);
+    if (moved == asked_bytes + sizeof proof) {
+      if (proof != process.proof) return ESRCH;
+      if (asked_bytes == size_bytes) return 0;
+      moved = asked_bytes;
+    } else if (moved >= asked_bytes) {
+      return ESRCH;  // the proof is not at its place
+    } else if (moved == 0) {
+      return EFAULT;
+    }
     target += moved;
     address += moved;
     size_bytes -= moved;

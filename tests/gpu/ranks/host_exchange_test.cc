@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -287,6 +288,38 @@ TEST(HostNeighbors, RankThatHasEndedIsNotRead) {
     }
     both.arrive_and_wait();
   });
+}
+
+// The kernel moves no more than this in one call, so that the proof of it has to come by another.
+// Many views of little memory are the target.
+TEST(HostNeighbors, AsMuchAsTheKernelMovesInOneCallIsRead) {
+  constexpr std::uint64_t kBytes = 2_GiB - 4_KiB;
+  constexpr std::uint64_t kViewBytes = 64_MiB;
+  const auto reserve = [] {
+    return static_cast<std::byte*>(::mmap(nullptr, 2_GiB, PROT_READ | PROT_WRITE,
+                                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  };
+  std::byte* const source = reserve();
+  std::byte* const target = reserve();
+  ASSERT_NE(source, MAP_FAILED);
+  ASSERT_NE(target, MAP_FAILED);
+  const SharedSegment memory = SharedSegment::make(kViewBytes);
+  for (std::uint64_t at = 0; at < 2_GiB; at += kViewBytes)
+    ASSERT_EQ(::mmap(target + at, kViewBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                     static_cast<int>(memory.place().descriptor), 0),
+              target + at);
+  source[kBytes - 1] = std::byte{42};
+  std::barrier<> both(2);
+  run_ports(2, {}, [&](ThreadPort& port) {
+    const HostNeighbors neighbors(port);
+    if (port.rank() == 0) {
+      EXPECT_EQ(neighbors.read(1, reinterpret_cast<std::uint64_t>(source), target, kBytes), 0);
+    }
+    both.arrive_and_wait();
+  });
+  EXPECT_EQ(target[kBytes - 1], std::byte{42});
+  ::munmap(source, 2_GiB);
+  ::munmap(target, 2_GiB);
 }
 
 // Things that another user could put in its place, or a process that is not the announced one.
