@@ -1,14 +1,20 @@
 #include <sluice/rank_world.h>
 
+#include <netdb.h>
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/unique_fd.h"
 #include "cpu_optim/rank_sum.h"
 #include "engine/ranks/host_cores.h"
 #include "engine/ranks/ranks.h"
@@ -18,6 +24,40 @@
 #include "gpu/ranks/nccl_collectives.h"
 
 namespace sluice {
+namespace {
+
+// Returns whether a program of this host listens there. Other failures tell nothing: the address
+// may be another host's.
+bool is_taken(const std::string& address, const std::string& port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(address.c_str(), port.c_str(), &hints, &found) != 0) return false;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, ::freeaddrinfo);
+  const UniqueFd probe(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int reuse = 1;  // of a port whose last connection has just ended
+  return probe && ::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse) == 0 &&
+         ::bind(probe.get(), found->ai_addr, found->ai_addrlen) != 0 && errno == EADDRINUSE;
+}
+
+// Returns where the ranks of torchrun meet: its own store listens at MASTER_PORT itself.
+std::string meeting_point_of(const Launch& launch) {
+  if (launch.master_port == std::numeric_limits<std::uint16_t>::max())
+    throw Error(ErrorCode::kConfig,
+                fmt::format("torchrun's MASTER_PORT is {}, the last one, but GPU ranks meet at the "
+                            "port behind it; give torchrun a lower --master-port",
+                            launch.master_port));
+  const std::string port = std::to_string(launch.master_port + 1);
+  if (launch.rank == 0 && is_taken(launch.master_address, port))
+    throw Error(ErrorCode::kRanks,
+                fmt::format("the ranks of torchrun meet at {}:{}, the port behind MASTER_PORT, but "
+                            "another program listens there, such as torchrun for another job; "
+                            "give this one another --master-port",
+                            launch.master_address, port));
+  return launch.master_address + ":" + port;
+}
+
+}  // namespace
 
 struct RankWorld::Parts {
   explicit Parts(const RankWorldOptions& given)
@@ -56,9 +96,7 @@ void RankWorld::Parts::connect() {
 void RankWorld::Parts::prepare_gpus() const {
   prepare_nccl_environment();
   if (is_torchrun()) {
-    // torchrun's own store listens at the port itself.
-    const std::string meeting_point =
-        fmt::format("{}:{}", launch.master_address, launch.master_port + 1);
+    const std::string meeting_point = meeting_point_of(launch);
     (void)::setenv("NCCL_COMM_ID", meeting_point.c_str(), /*overwrite=*/1);
   }
   if (const std::string why = why_no_nccl(); !why.empty())

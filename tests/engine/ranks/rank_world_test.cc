@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <string>
@@ -13,6 +16,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/unique_fd.h"
 #include "engine/ranks/host_cores.h"
 #include "tests/support/expect_error.h"
 
@@ -37,6 +41,14 @@ class RankWorldTest : public testing::Test {
             {"OMPI_COMM_WORLD_LOCAL_SIZE", local_ranks},
             {"FAKE_MPI_RANKS", "4"},
             {"FAKE_MPI_BLOCKS", blocks}});
+  }
+  void launch_by_torchrun(int port, const char* rank) {
+    launch({{"RANK", rank},
+            {"WORLD_SIZE", "3"},
+            {"LOCAL_RANK", rank},
+            {"LOCAL_WORLD_SIZE", "3"},
+            {"MASTER_ADDR", "127.0.0.1"},
+            {"MASTER_PORT", std::to_string(port)}});
   }
   static RankWorldOptions over_the_fake() {
     return {.sharding = {.timeout_s = 0.2}, .mpi_library = FAKE_MPI};
@@ -87,13 +99,27 @@ TEST_F(RankWorldTest, AnEnvironmentThatContradictsItselfIsRefused) {
 }
 
 TEST_F(RankWorldTest, HostsBelowTorchrunAreRefused) {
-  launch({{"RANK", "1"},
-          {"WORLD_SIZE", "3"},
-          {"LOCAL_RANK", "1"},
-          {"LOCAL_WORLD_SIZE", "3"},
-          {"MASTER_ADDR", "localhost"},
-          {"MASTER_PORT", "29500"}});
+  launch_by_torchrun(29500, "1");
   refused(ErrorCode::kUnsupported, {}, {"torchrun", "rank 1 of 3", "mpirun -n 3"});
+}
+
+// GPU ranks meet behind torchrun's port, where the next job's torchrun may be.
+TEST_F(RankWorldTest, APortWhereTheRanksOfTorchrunCannotMeetIsNamed) {
+  launch_by_torchrun(65535, "1");
+  refused(ErrorCode::kConfig, {.device = RankDevice::kGpu}, {"65535", "--master-port"});
+  const UniqueFd other(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(other.get(), any, size), 0);
+  ASSERT_EQ(::listen(other.get(), 1), 0);
+  ASSERT_EQ(::getsockname(other.get(), any, &size), 0);
+  const int port = ntohs(address.sin_port);
+  launch_by_torchrun(port - 1, "0");
+  refused(ErrorCode::kRanks, {.device = RankDevice::kGpu},
+          {"127.0.0.1:" + std::to_string(port), "MASTER_PORT", "--master-port"});
 }
 
 TEST_F(RankWorldTest, HostsThatAddByNcclAreRefused) {
