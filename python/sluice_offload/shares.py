@@ -46,7 +46,7 @@ def total_norm(gradients: "list[torch.Tensor]") -> torch.Tensor:
     for some in by_mesh.values():
         wide = [gradient for gradient in some if gradient.itemsize > 2]
         norms += [torch.nn.utils.get_total_norm(wide)] if wide else []
-        norms += [torch.nn.utils.get_total_norm([gradient.float()]) for gradient in some if gradient.itemsize <= 2]  # one copy at a time
+        norms += [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in some if gradient.itemsize <= 2]
     norms = [norm.full_tensor() if is_distributed_tensor(norm) else norm for norm in norms]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_  # before any optimizer is made
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sluice_offload as sluice
 from conftest import batch, tiny, worst
 from sluice_offload import detached_base, guards, optim
+from sluice_offload.shares import total_norm
 from test_optim import assert_same_way, place, step_of  # noqa: F401
 
 
@@ -804,6 +806,21 @@ def test_the_norm_of_16_bit_gradients_has_32_bits(place):  # noqa: F811
         ours.step()
     assert p.eq(1).all()
     ours.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_norm_of_16_bit_gradients_takes_no_copy_of_them(dtype):
+    """No call of torch makes one. On a GPU, its kernel reads 16 bits."""
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            largest.append(made.numel() if isinstance(made, torch.Tensor) else 0)
+            return made
+    gradients, largest = [torch.linspace(-3, 3, count).to(dtype) for count in (9_000, 5)], []
+    with Copies():
+        norm = total_norm(gradients)
+    assert largest and max(largest) <= 2
+    assert norm.dtype == torch.float32 and float(norm) == pytest.approx(math.hypot(*(float(x.double().norm()) for x in gradients)), rel=1e-5)
 
 
 @pytest.mark.parametrize("state, lost", [("fp32", [1, 1, 1]), ("8bit", [1, 256, 256])])
