@@ -25,7 +25,9 @@ def warn_of_program_keys(config: "Mapping[str, Any]", place: Place) -> None:
     left = [name for name in _SECTIONS if config.get(name)]
     optimizer, run = config.get("optimizer"), config.get("run")
     if isinstance(optimizer, Mapping):
-        left += [f"optimizer.{key}" for key in SCHEDULE_KEYS if key in optimizer]
+        named = [key for key in SCHEDULE_KEYS if key in optimizer]
+        if named != ["schedule"] or optimizer["schedule"] != "constant":  # which is what there is without a scheduler
+            left += [f"optimizer.{key}" for key in named]
     if isinstance(run, Mapping):
         left += [f"run.{key}" for key in run if key not in _ENGINES]
         other = "host" if place.device.type == "cuda" else "cuda"

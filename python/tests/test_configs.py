@@ -35,7 +35,7 @@ def test_files_with_comments(file):
 
 def test_keys_that_the_program_decides_are_named(file, caplog):
     text = file.read_text(encoding="utf-8")
-    for changed, keys in ((text, None), (text.replace("2e-3", '2e-3, "warmup_steps": 100, "schedule": "linear", "schedule_steps": 1000'),
+    for changed, keys in ((text, None), (text.replace("2e-3", '2e-3, "schedule": "constant"'), None), (text.replace("2e-3", '2e-3, "warmup_steps": 100, "schedule": "linear", "schedule_steps": 1000'),
                                          "optimizer.schedule, optimizer.warmup_steps, optimizer.schedule_steps of the config: no effect"),
                           (text.replace("{\n", '{"batch": {"micro_batches": 2}, "trace": {"file": "t"}, "run": {"steps": 9, "threads": 1, '
                                         '"device": "cuda"},\n', 1), 'batch, trace, run.steps, run.device "cuda" of the config: no effect')):
