@@ -17,11 +17,12 @@ from torch import nn
 
 from .deepspeed import ResolvedConfig, add_keys, leave_checkpoints, read_any_config
 from .described import describe
-from .engine import Config, names_type
+from .engine import Config, config_of_text, names_type
 from .errors import ArgumentError
 from .files import replace_file
 from .offload import offload
 from .optimizer import OffloadOptimizer
+from .processes import rank_and_size
 from .program_keys import engine_part
 from .schedule import ConfigSchedule, names_schedule
 from .schedulers import packed, rebind_scheduler, require_rates_alone, unpacked
@@ -48,8 +49,8 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
         added to a config of Sluice's as well. A key that is there has to mean the same.
     options: those of offload(), such as `units`, `values`, `buffers`, `storage`, `restore`, `resume` and `device`, but for `lr`. With
         `restore` and `resume`, counts and schedule go on as well.
-    Raises what offload() raises; the model is as before then. Where the function `lr_scheduler` raises, which needs the optimizer of the
-    offloaded model, the model cannot be used any more.
+    Raises what offload() raises; the model is as before then. Where the function `lr_scheduler` raises, or the scheduler takes no state
+    of that of the checkpoint, which both need the optimizer of the offloaded model, the model cannot be used any more.
     """
     if model is None:
         raise ArgumentError("initialize(): model= is missing")
@@ -64,6 +65,7 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
         raise ArgumentError("initialize() takes no lr: write optimizer.learning_rate, or optimizer.params.lr in a DeepSpeed config")
     settings, resolved = read_any_config(given, auto, has_optimizer=optimizer is not None)
     add_keys(settings, sluice or {}, "initialize(): sluice=")
+    settings = config_of_text(json.dumps(settings).encode(), "config")  # offload() sees a part of it alone
     if resolved is not None:
         leave_checkpoints(settings)
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
@@ -78,7 +80,9 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
                             f"{'optimizer' if lr_scheduler is None else 'lr_scheduler'}= is given, too; leave one of them out")
     if hasattr(lr_scheduler, "step"):
         require_rates_alone(lr_scheduler)
-    batch = 0 if training_data is None else _micro_batch(settings)
+    loader = None if training_data is None else _loader(
+        training_data, options.get("process_group"), batch_size=_micro_batch(settings), collate_fn=collate_fn,
+        drop_last=resolved is not None and resolved.is_on("dataloader_drop_last"))
     ours = offload(model, engine_part(settings), optimizer=optimizer, **options)
     try:
         rates = [group["lr"] for group in ours.param_groups]
@@ -95,14 +99,8 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
         raise
     if resolved is not None:
         engine._casts_inputs = engine.fp16_enabled() and resolved.is_on("fp16.auto_cast")
-    if training_data is not None:
-        sampler = None
-        if engine.world_size > 1:  # each rank has its part of the data
-            sampler = torch.utils.data.DistributedSampler(training_data, engine.world_size, engine.global_rank)
-        engine.training_dataloader = torch.utils.data.DataLoader(
-            training_data, batch_size=batch, shuffle=sampler is None, sampler=sampler, collate_fn=collate_fn,
-            drop_last=resolved is not None and resolved.is_on("dataloader_drop_last"))
-    return engine, ours, engine.training_dataloader, scheduler
+    engine.training_dataloader = loader
+    return engine, ours, loader, scheduler
 
 
 def _micro_batch(settings: "dict[str, Any]") -> int:
@@ -111,6 +109,16 @@ def _micro_batch(settings: "dict[str, Any]") -> int:
         raise ArgumentError("the config does not say how large a micro-batch is; write batch.sequences, or "
                             "train_micro_batch_size_per_gpu in a DeepSpeed file")
     return int(batch["sequences"])
+
+
+def _loader(data: Any, group: Any, **options: Any) -> Any:
+    """Batches of `data`, of which each rank of `group` has its part. Data that only come one after the other divide and shuffle
+    themselves, as torch has it."""
+    if isinstance(data, torch.utils.data.IterableDataset):
+        return torch.utils.data.DataLoader(data, **options)
+    rank, size = rank_and_size(group)
+    sampler = torch.utils.data.DistributedSampler(data, size, rank) if size > 1 else None
+    return torch.utils.data.DataLoader(data, shuffle=sampler is None, sampler=sampler, **options)
 
 
 def _take_scheduler(given: Any, optimizer: OffloadOptimizer) -> Any:
@@ -247,7 +255,11 @@ class OffloadEngine(nn.Module):
         self._loss = 0.0
         if self.optimizer._is_durable:  # the commit of this step is to find the counts behind it
             self.optimizer.application = self._text({}, steps=1)
-        self.optimizer.step()
+        try:
+            self.optimizer.step()
+        except BaseException:
+            self._since_update = 0  # the gradients are gone
+            raise
         self.optimizer.zero_grad()
         report = self.optimizer.report
         if report is before:
@@ -264,7 +276,11 @@ class OffloadEngine(nn.Module):
         return self._was_applied
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._since_update > 0:
+            logger.warning("zero_grad(): the gradients of the step's %d micro-batches are gone, and it begins anew; it is not needed "
+                           "behind step()", self._since_update)
         self._loss = 0.0
+        self._since_update = 0
         self.optimizer.zero_grad()
 
     # --- What programs ask.
@@ -337,7 +353,12 @@ class OffloadEngine(nn.Module):
             return {}
         self._scale = float(saved.get("loss_scale", self._scale))
         if self.lr_scheduler is not None and saved["scheduler"]:
-            self.lr_scheduler.load_state_dict(unpacked(saved["scheduler"]))
+            try:
+                self.lr_scheduler.load_state_dict(unpacked(saved["scheduler"]))
+            except (AttributeError, IndexError, KeyError, TypeError) as error:
+                raise ArgumentError(f"{type(self.lr_scheduler).__name__} cannot go on from the scheduler of the checkpoint, whose state has "
+                                    f"{', '.join(saved['scheduler'])}: {error!r}; give the kind of scheduler with which it was "
+                                    "saved") from error
             for _ in range(saved["scheduler_steps"]):
                 self.lr_scheduler.step()
         return _from_text(client)

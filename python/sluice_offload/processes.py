@@ -144,6 +144,14 @@ def own_rank() -> int:
     return int(rank)
 
 
+def rank_and_size(group: Any) -> "tuple[int, int]":
+    """As find_world() will number the processes of `group`, or all, without a meeting."""
+    if group is None:
+        return own_rank(), count_processes()
+    require_member(group, "process_group")
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
 def processes_of_host(world: Optional[World], group: Any) -> int:
     """How many processes share this host's cores. Those of other groups than `group` are known from the launcher alone."""
     known = 1 if world is None else world.local_size

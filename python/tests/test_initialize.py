@@ -81,7 +81,11 @@ def test_deepspeeds_loop_with_its_config(deepspeed, tmp_path, form):
                                                              units=[Block])
     assert loader is None and engine.optimizer is optimizer and engine.module is model
     assert engine.get_global_grad_norm() is None
-    actual = run(engine, 8)
+    actual, bytes_read = ([], []), 0
+    for step in range(8):
+        for seen, values in zip(actual, run(engine, 1, first=step)):
+            seen.extend(values)
+        bytes_read += optimizer.report.nvme_read_bytes
     assert worst(actual[0], losses) <= 2e-6
     assert worst(actual[1], norms) <= 2e-6
     assert scheduler.get_last_lr() == pytest.approx([deepspeeds_rate(8)], rel=1e-12) == engine.get_lr()
@@ -89,7 +93,7 @@ def test_deepspeeds_loop_with_its_config(deepspeed, tmp_path, form):
     assert (engine.train_batch_size(), engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()) == (8, 4, 2)
     assert (engine.zero_optimization_stage(), engine.gradient_clipping(), engine.bfloat16_enabled()) == (3, 1.0, False)
     read, written = optimizer._engine.predicted_traffic()
-    assert optimizer.report.nvme_read_bytes > 0 and read > 0 and written > 0  # writes may fall into the step before
+    assert bytes_read > 0 and read > 0 and written > 0  # those of one step may fall into the step before
     engine.eval()
     with torch.no_grad():
         assert worst([engine(*batch(99)).item()], [reference(*batch(99)).item()]) <= 2e-6
@@ -611,6 +615,73 @@ def test_what_fails_late_leaves_the_model_as_before(config):
     engine = sluice.initialize(model=model, config=config, units=[Block])[0]
     engine.backward(engine(*batch(0)))
     engine.step()
+    engine.destroy()
+
+
+@pytest.mark.parametrize("kind", ["deepspeed", "config"])
+@pytest.mark.parametrize("keys, words", [
+    ({"batch": {"micro_batchs": 4}}, 'unknown key "batch.micro_batchs"; did you mean "batch.micro_batches"'),
+    ({"batch": {"order": "nonsense"}}, '"batch.order" is "nonsense", but must be one of'), ({"optimizer": {"warmup": "lgo"}}, '"optimizer.warmup" is "lgo", but must be one of'),
+    ({"optimizer": {"schedule_count": "x"}}, '"optimizer.schedule_count" is "x", but must be one of'),
+    ({"optimizer": {"one_cycle": {"frist_steps": 1}}}, 'unknown key "optimizer.one_cycle.frist_steps"')])
+def test_keys_that_offload_does_not_see_are_checked(request, kind, keys, words):
+    config = request.getfixturevalue(kind)
+    config.pop("scheduler", None)
+    with pytest.raises(sluice.ConfigError, match=re.escape(words)):
+        sluice.initialize(model=tiny(), config=config, units=[Block], sluice=keys)
+
+
+def test_a_step_whose_gradients_are_gone_begins_anew(deepspeed, caplog):
+    """Behind a step() that raised, and behind a zero_grad() amid the micro-batches."""
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    run(engine, 1)
+    with pytest.raises(sluice.NonFiniteError):
+        for scale in (1.0, math.nan):
+            engine.backward(engine(*batch(0)) * scale)
+            engine.step()
+    engine.zero_grad()
+    assert "zero_grad" not in caplog.text
+    run(engine, 1, first=1)  # with both of its micro-batches
+    engine.backward(engine(*batch(0)))
+    engine.step()
+    engine.zero_grad()
+    assert "the gradients of the step's 1 micro-batches are gone" in caplog.text
+    run(engine, 1, first=2)
+    assert engine.global_steps == 3
+    engine.destroy()
+
+
+class _Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(6))
+
+
+def test_data_that_come_one_after_the_other(deepspeed):
+    loader = sluice.initialize(model=tiny(), config=deepspeed, units=[Block], training_data=_Stream())[2]
+    assert [part.tolist() for part in loader] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_data_without_a_loader_leave_the_model_as_before(deepspeed):
+    model = tiny()
+    with pytest.raises(ValueError, match="num_samples"):
+        sluice.initialize(model=model, config=deepspeed, units=[Block], training_data=[])
+    sluice.initialize(model=model, config=deepspeed, units=[Block])[0].destroy()
+
+
+def test_a_scheduler_that_cannot_go_on_from_the_checkpoints_is_named(deepspeed, tmp_path):
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    run(engine, 1)
+    engine.save_checkpoint(tmp_path)
+    engine.destroy()
+    deepspeed.pop("scheduler")
+
+    def constant(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    with pytest.raises(sluice.ArgumentError, match="LambdaLR cannot go on from the scheduler of the checkpoint, whose state has last_epoch"):
+        sluice.initialize(model=tiny(), config=deepspeed, units=[Block], lr_scheduler=constant, restore=tmp_path / "global_step1" / "latest")
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block], lr_scheduler=constant)[0]
+    with pytest.raises(sluice.ArgumentError, match="LambdaLR cannot go on"):
+        engine.load_checkpoint(tmp_path)
     engine.destroy()
 
 
