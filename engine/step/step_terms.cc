@@ -66,6 +66,13 @@ UnitCoefficients StepTerms::coefficients(const StepOptions& options, const Scali
                                          std::span<const std::uint64_t> versions) const {
   const auto scale =
       static_cast<float>(scaling.clip_factor / gradient_count(options, scaling.loss_scale));
+  if (scale == 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the factor of the gradients is 0 in fp32, so that they would train "
+                            "nothing: optimizer.clip_norm {} and the norm make it {}, and they are "
+                            "divided by {}; nothing was updated",
+                            config_.optimizer.clip_norm, scaling.clip_factor,
+                            gradient_count(options, scaling.loss_scale)));
   UnitCoefficients coefficients;
   std::map<std::uint64_t, std::uint32_t> entries;  // by version
   for (const std::uint64_t version : versions) {

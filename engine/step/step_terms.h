@@ -53,6 +53,7 @@ class StepTerms {
   };
   // Returns what an update with `options` computes with. `versions` has the number of earlier
   // updates of each unit.
+  // Fails with kInvalidArgument if the factor of the gradients is 0 in fp32.
   UnitCoefficients coefficients(const StepOptions& options, const Scaling& scaling,
                                 std::span<const std::uint64_t> versions) const;
 

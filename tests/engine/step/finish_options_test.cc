@@ -134,6 +134,24 @@ TEST_P(FinishOptionsCheck, OptionsThatCannotBe) {
   EXPECT_EQ(state, train({.learning_rate = 1e-3}, {}, 1, 1).state);
 }
 
+TEST_P(FinishOptionsCheck, AFactorOfZeroIsRefused) {
+  if (GetParam() == OverlapPolicy::kEager) return;  // does not clip
+  config_.optimizer.clip_norm = 1e-60;
+  const auto device = make_host_device({.memory_bytes = 400_KiB});
+  Engine engine(config_, model_, *device);
+  engine.initialize(toy_values());
+  const StateBytes before = read_state(engine);
+  const Stream stream(*device, "compute");
+  {
+    Step step = engine.begin_step({.learning_rate = 1e-3});
+    walk_step(step, model_, engine, *device, stream, config_, 1);
+    const std::string message =
+        expect_error(ErrorCode::kInvalidArgument, [&] { (void)step.finish(); });
+    EXPECT_NE(message.find("optimizer.clip_norm 1e-60"), std::string::npos) << message;
+  }
+  EXPECT_EQ(read_state(engine), before);
+}
+
 // One thread at a time, but not always the same one: what a framework's engine of gradients does.
 TEST_P(FinishOptionsCheck, EachCallFromAThreadOfItsOwn) {
   const Run expected = train({.learning_rate = 1e-3}, {});
