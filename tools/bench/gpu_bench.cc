@@ -206,7 +206,7 @@ constexpr std::uint32_t kDriveDepth = 16;
 
 }  // namespace
 
-void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates) {
+DriveMeasurement measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates) {
   IoBench drive({.paths = {path},
                  .file_bytes = file_bytes,
                  .request_bytes_max = kDriveRequestBytes,
@@ -222,7 +222,12 @@ void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rat
   };
   const double read = rate(IoPattern::kRead);
   const double write = rate(IoPattern::kWrite);
-  set_storage_rates(read, write, 2 / rate(IoPattern::kMixed) / (1 / read + 1 / write), rates);
+  const DriveMeasurement measured{
+      .read = read,
+      .write = write,
+      .interference = 2 / rate(IoPattern::kMixed) / (1 / read + 1 / write)};
+  set_storage_rates(read, write, measured.interference, rates);
+  return measured;
 }
 
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,

@@ -107,10 +107,18 @@ struct TrainingBench {
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);
 
-// Measures three rates of the drive under `path`: reading, writing, and both at the same time. The
-// function stores the results in `rates`, as the rates of the drive. The test file has no name.
+// The rates of a drive that reads or writes alone, in bytes per second. `interference` has the same
+// meaning as in set_storage_rates().
+struct DriveMeasurement {
+  double read = 0;
+  double write = 0;
+  double interference = 1;
+};
+
+// Measures the drive under `path`. The function also stores the rates in `rates`, so that reading
+// and writing at the same time takes the measured time. The test file has no name.
 // Fails with the errors of IoBench.
-void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
+DriveMeasurement measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 
 // Writes `count` random tokens to the file `path`. Each token is a uint16 below `vocabulary`.
 void write_random_tokens(const std::string& path, std::uint32_t vocabulary, std::uint64_t count);

@@ -13,6 +13,7 @@
 #include "tools/bench/bench_adam.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"
+#include "tools/cli/json_text.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
@@ -80,7 +81,7 @@ void write_json(OutputFile& output, const BenchAdamOptions& options,
                                  {"interrupted", was_interrupted},
                                  {"results", nlohmann::ordered_json::array()}};
   for (const BenchResult& result : results) root["results"].push_back(json_of(result));
-  write_whole(output, root.dump(2) + "\n");
+  write_whole(output, json_text(root) + "\n");
 }
 
 void print_row(const BenchResult& r) {

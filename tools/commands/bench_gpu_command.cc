@@ -1,6 +1,5 @@
 #include "tools/commands/bench_gpu_command.h"
-
-#include <unistd.h>
+#include "tools/cli/temporary_file.h"
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +16,8 @@
 #include "tools/bench/bench_adam.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/interrupt.h"
+#include "tools/cli/json_text.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/commands/bench_plots.h"
@@ -235,7 +236,7 @@ int run_bench_gpu(const BenchGpuOptions& options) {
   const auto save = [&] {
     if (!json.is_wanted() || !json.is_regular()) return;
     OutputFile whole("--json", options.json_file);
-    write_whole(whole, root.dump(1) + "\n");
+    write_whole(whole, json_text(root, 1) + "\n");
   };
   Rates rates;
   {
@@ -249,19 +250,27 @@ int run_bench_gpu(const BenchGpuOptions& options) {
     rates.adam_parameters_per_second = cpu_adam_parameters_per_s();
     root["cpu_adam_parameters_per_s"] = rates.adam_parameters_per_second;
     root["host_memory"] = measure_host_memory(*device, rates);
-    measure_drive(options.path, 2_GiB, rates);
-    say("drive {:.2f} GB/s reading, {:.2f} writing, {} duplex\n",
+    const DriveMeasurement drive = measure_drive(options.path, 2_GiB, rates);
+    say("drive {:.2f} GB/s reading, {:.2f} writing; both at once takes {:.2f} of the sum of both, "
+        "so "
+        "the limits have {:.2f} and {:.2f}, {} duplex\n",
+        drive.read * 1e-9, drive.write * 1e-9, drive.interference,
         rates.read_bytes_per_second * 1e-9, rates.write_bytes_per_second * 1e-9,
         rates.duplex == Duplex::kHalf ? "half" : "full");
-    root["drive"] = {{"read_bytes_per_second", rates.read_bytes_per_second},
+    root["drive"] = {{"read_alone_bytes_per_second", drive.read},
+                     {"write_alone_bytes_per_second", drive.write},
+                     {"interference", drive.interference},
+                     {"read_bytes_per_second", rates.read_bytes_per_second},
                      {"write_bytes_per_second", rates.write_bytes_per_second},
                      {"duplex", rates.duplex == Duplex::kHalf ? "half" : "full"}};
     flush_said();
     save();
   }
-  const std::filesystem::path token_file =
-      std::filesystem::path(options.path) / fmt::format("sluice-bench-tokens-{}", ::getpid());
-  write_random_tokens(token_file.string(), kShapes[0].model.vocabulary, 1 << 20);
+  // A signal and a failure remove it, too.
+  catch_interrupts();
+  const TemporaryFile tokens(
+      (std::filesystem::canonical(options.path) / "sluice-bench-tokens").string(), 0600);
+  write_random_tokens(tokens.name(), kShapes[0].model.vocabulary, 1 << 20);
   root["training"] = Json::array();
   for (const std::string& name : names) {
     for (const Place& place : places_of(options.places)) {
@@ -271,13 +280,12 @@ int run_bench_gpu(const BenchGpuOptions& options) {
         continue;
       }
       root["training"].push_back(
-          measure_training(shape_of(name), place, options, token_file.string(), rates));
+          measure_training(shape_of(name), place, options, tokens.name(), rates));
       flush_said();
       save();
     }
   }
-  std::filesystem::remove(token_file);
-  if (json.is_wanted()) write_whole(json, root.dump(1) + "\n");
+  if (json.is_wanted()) write_whole(json, json_text(root, 1) + "\n");
   if (plot.is_wanted()) write_whole(plot, gpu_plot(root));
   return kExitOk;
 }

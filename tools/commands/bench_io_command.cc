@@ -11,6 +11,7 @@
 #include <sluice/units.h>
 #include "tools/bench/io_calibration.h"
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/json_text.h"
 #include "tools/cli/option_words.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
@@ -113,7 +114,7 @@ int bench_io(const BenchIoOptions& options) {
   }
   if (const auto factor = interference_of(calibration.series))
     say("reading and writing at once takes {:.2f} of the sum of both\n", *factor);
-  if (json.is_wanted()) write_whole(json, calibration_json(calibration).dump(2) + "\n");
+  if (json.is_wanted()) write_whole(json, json_text(calibration_json(calibration)) + "\n");
   if (plot.is_wanted()) write_whole(plot, io_plot(calibration.series, options.paths));
   return kExitOk;
 }

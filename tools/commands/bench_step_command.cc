@@ -11,6 +11,7 @@
 #include "tools/bench/step_regimes.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"
+#include "tools/cli/json_text.h"
 #include "tools/cli/option_words.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
@@ -224,7 +225,7 @@ void write_json(OutputFile& output, const BenchStepOptions& options,
                                  {"interrupted", interrupted()},
                                  {"regimes", nlohmann::ordered_json::array()}};
   for (const RegimeResult& regime : regimes) root["regimes"].push_back(json_of(regime));
-  write_whole(output, root.dump(2) + "\n");
+  write_whole(output, json_text(root) + "\n");
 }
 
 void check(const BenchStepOptions& options) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "tools/cli/json_text.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/run_memory.h"
 
@@ -191,7 +192,7 @@ std::string tensors_json(const PlanModel& model) {
     for (const TensorSpec& tensor : unit.tensors) tensors[tensor.name] = tensor.shape;
     root["units"].push_back({{"name", unit.name}, {"tensors", tensors}});
   }
-  return root.dump(1) + "\n";
+  return json_text(root, 1) + "\n";
 }
 
 PlanModel plan_model(const TrainConfig& config, const PlanOptions& options, bool is_on_host) {

@@ -7,6 +7,7 @@
 
 #include <sluice/units.h>
 #include "engine/planner/quicker.h"
+#include "tools/cli/json_text.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
 #include "tools/commands/plan_json.h"
@@ -301,7 +302,7 @@ void write_plan(const PlanOptions& options, const PlanSubject& subject,
       root["deepspeed"].push_back(
           {{"options", row.options()}, {"cpu_bytes", row.cpu_bytes}, {"gpu_bytes", row.gpu_bytes}});
   }
-  write_whole(output, root.dump(2) + "\n");
+  write_whole(output, json_text(root) + "\n");
 }
 
 }  // namespace sluice

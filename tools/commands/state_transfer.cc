@@ -22,6 +22,7 @@
 #include "engine/plan/sharding.h"
 #include "engine/store/store_survey.h"
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/json_text.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
 #include "tools/gpt/train/checkpointing.h"
@@ -86,7 +87,7 @@ StateJson::StateJson(const StateOptions& options, const ConfigDocument& config,
 }
 
 void StateJson::write(const ordered_json& document) {
-  if (output_.is_wanted()) write_whole(output_, document.dump(2) + "\n");
+  if (output_.is_wanted()) write_whole(output_, json_text(document) + "\n");
 }
 
 int export_state(const StateOptions& options) {

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "tools/cli/json_text.h"
 #include "tools/tune/tune_axes.h"
 
 namespace sluice {
@@ -157,7 +158,7 @@ std::string tune_json(const TuneOutcome& outcome) {
   if (!outcome.contenders.empty()) root["winner"] = outcome.winner;
   for (std::size_t i = 1; i <= outcome.search.best.size(); ++i)
     root["finalists"].push_back(json_of(outcome, i));
-  return root.dump(2) + "\n";
+  return json_text(root) + "\n";
 }
 
 }  // namespace sluice

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "base/utf8.h"
+
 namespace sluice {
 namespace {
 
@@ -18,23 +20,9 @@ constexpr double kValueWidth = 120;  // right of the longest bar
 constexpr double kBarHeight = 16;
 constexpr double kLegendLine = 18;
 
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char letter : text) {
-    switch (letter) {
-      case '&': result += "&amp;"; break;
-      case '<': result += "&lt;"; break;
-      case '>': result += "&gt;"; break;
-      case '"': result += "&quot;"; break;
-      default: result += letter;
-    }
-  }
-  return result;
-}
-
 std::string text_at(double x, double y, std::string_view anchor, std::string_view text) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor,
-                     escaped(text));
+                     escaped_markup(text));
 }
 
 std::string line_between(double x1, double y1, double x2, double y2, std::string_view style) {
@@ -54,7 +42,7 @@ std::string document(double height, std::string_view title, std::string_view des
       "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
       "<text x=\"{4:.1f}\" y=\"22\" text-anchor=\"middle\" "
       "font-size=\"14\">{2}</text>\n{5}</svg>\n",
-      kWidth, height, escaped(title), escaped(description), kWidth / 2, body);
+      kWidth, height, escaped_markup(title), escaped_markup(description), kWidth / 2, body);
 }
 
 // The least of 1, 2 and 5 times a power of ten that divides `most` into at most five parts.
@@ -131,8 +119,9 @@ std::string lines_of(const LineChart& chart, const Frame& frame) {
       dots += fmt::format(
           "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" fill=\"{}\" "
           "data-place=\"{:.0f}\"><title>{}: {} {:.6g} {}</title></circle>\n",
-          x, y, line.is_main ? 3.5 : 2.5, colour, chart.places[at], escaped(chart.place_texts[at]),
-          escaped(line.name), line.values[at], escaped(chart.y_name));
+          x, y, line.is_main ? 3.5 : 2.5, colour, chart.places[at],
+          escaped_markup(chart.place_texts[at]), escaped_markup(line.name), line.values[at],
+          escaped_markup(chart.y_name));
     }
     body += fmt::format(
         "<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-dasharray=\"{}\" "
@@ -144,6 +133,24 @@ std::string lines_of(const LineChart& chart, const Frame& frame) {
 }
 
 }  // namespace
+
+std::string escaped_markup(std::string_view text) {
+  std::string result;
+  for (const char letter : valid_utf8(text)) {
+    const bool is_control = static_cast<unsigned char>(letter) < 0x20;
+    switch (letter) {
+      case '&': result += "&amp;"; break;
+      case '<': result += "&lt;"; break;
+      case '>': result += "&gt;"; break;
+      case '"': result += "&quot;"; break;
+      case '\t':
+      case '\n':
+      case '\r': result += letter; break;
+      default: result += is_control ? "\uFFFD" : std::string(1, letter);
+    }
+  }
+  return result;
+}
 
 std::string svg_of(const BarChart& chart) {
   double most = 0;
@@ -175,7 +182,7 @@ std::string svg_of(const BarChart& chart) {
           "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
           "fill=\"{}\"><title>{}</title></rect>\n",
           kLabelWidth, y, std::max(0.0, bar.value * scale), kBarHeight - 3,
-          kColours[i % kColours.size()], escaped(whole));
+          kColours[i % kColours.size()], escaped_markup(whole));
       if (bar.low != 0 || bar.high != 0)
         body += line_between(kLabelWidth + bar.low * scale, y + 6.5, kLabelWidth + bar.high * scale,
                              y + 6.5, "stroke:#1a1c20;stroke-width:2");

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace sluice {
@@ -48,6 +49,10 @@ struct LineChart {
   std::vector<Line> lines = {};
   std::vector<Mark> marks = {};
 };
+
+// Returns `text` as it has to stand in SVG, XML and HTML. Bytes that are not UTF-8, and control
+// characters that XML does not have, become U+FFFD.
+std::string escaped_markup(std::string_view text);
 
 // Requires: each row has as many bars as there are series, and there is at least one row.
 std::string svg_of(const BarChart& chart);

@@ -64,7 +64,10 @@ std::string collective_rates(const TraceAnalysis& analysis) {
 
 std::string adam_advice(double rate, double step_s, const TracedEngine& engine) {
   if (!engine.is_known) return "more cores, and run.threads for them";
-  const std::string now = fmt::format("{:.2f} Gparam/s on {} threads", rate * 1e-9, engine.threads);
+  // Without updates, as where all steps were skipped, there is no rate; norms take time all the
+  // same.
+  const std::string now = (rate == 0 ? "" : fmt::format("{:.2f} Gparam/s ", rate * 1e-9)) +
+                          fmt::format("on {} threads", engine.threads);
   if (engine.threads >= engine.granted_cores)
     return fmt::format(
         "{}, which is all cores that the run has: twice the cores would take up to "

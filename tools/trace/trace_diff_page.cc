@@ -38,19 +38,6 @@ certain where the 95 % confidence interval (Welch's t) lies on one side of 0.</p
 </html>
 )";
 
-std::string escaped_html(std::string_view text) {
-  std::string result;
-  for (const char letter : text) {
-    if (letter == '<')
-      result += "&lt;";
-    else if (letter == '&')
-      result += "&amp;";
-    else
-      result += letter;
-  }
-  return result;
-}
-
 std::string percent_text(const TraceChange& change) {
   return change.before_ms == 0
              ? "-"
@@ -67,7 +54,7 @@ std::string row_text(const TraceChange& change) {
   return fmt::format(
       "<tr><td>{}</td><td>{:.3f}</td><td>{:.3f}</td><td>{:+.3f}</td><td>{}</td><td>{}</td>"
       "<td>{}</td></tr>\n",
-      escaped_html(change.name), change.before_ms, change.after_ms, change.difference_ms(),
+      escaped_markup(change.name), change.before_ms, change.after_ms, change.difference_ms(),
       std::isnan(change.margin_ms) ? "?" : fmt::format("{:.3f}", change.margin_ms),
       percent_text(change), change.is_certain() ? "certain" : "may be chance");
 }
@@ -84,7 +71,7 @@ std::string part_of(std::string_view heading, const std::vector<TraceChange>& ch
     chart.rows.push_back({.label = changes[i].name,
                           .bars = {ChartBar{.value = changes[i].before_ms},
                                    ChartBar{.value = changes[i].after_ms}}});
-  std::string text = fmt::format("<h2>{}</h2>\n", escaped_html(heading)) + svg_of(chart);
+  std::string text = fmt::format("<h2>{}</h2>\n", escaped_markup(heading)) + svg_of(chart);
   text +=
       "<div class=\"wide\"><table><thead><tr><th scope=\"col\">ms per step</th><th "
       "scope=\"col\">before</th><th scope=\"col\">after</th><th scope=\"col\">change</th><th "
@@ -102,8 +89,9 @@ std::string settings_part(const TraceDiff& diff) {
       "<div class=\"wide\"><table><thead><tr><th scope=\"col\">setting</th><th "
       "scope=\"col\">before</th><th scope=\"col\">after</th></tr></thead>\n<tbody>\n";
   for (const TraceSetting& setting : diff.settings)
-    text += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td></tr>\n", escaped_html(setting.name),
-                        escaped_html(setting.before), escaped_html(setting.after));
+    text +=
+        fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td></tr>\n", escaped_markup(setting.name),
+                    escaped_markup(setting.before), escaped_markup(setting.after));
   return text + "</tbody></table></div>\n";
 }
 
@@ -116,8 +104,8 @@ std::string diff_page(const TraceDiff& diff, const std::string& before, const st
       part_of("The step and its parts", parts, parts.size()) + settings_part(diff) +
       part_of("Waits by cause", diff.causes, diff.causes.size()) +
       part_of("Computation and waits by unit, the largest changes first", diff.units, kUnitsDrawn);
-  return fmt::format(kDiffPage, escaped_html(verdict_text(diff.step)), escaped_html(before),
-                     escaped_html(after), body);
+  return fmt::format(kDiffPage, escaped_markup(verdict_text(diff.step)), escaped_markup(before),
+                     escaped_markup(after), body);
 }
 
 }  // namespace sluice

@@ -246,28 +246,33 @@ void write_json(OutputFile& file, const std::vector<TraceAnalysis>& ranks) {
                                   ? fmt::format("{{\"offset_ns\": {}, \"error_ns\": {}}}",
                                                 *trace.clock_offset_ns, trace.clock_error_ns)
                                   : "null";
-    file.print("{}\n{{\"rank\": {}, \"lost\": {}, \"clock\": {}, \"engine\": {}, \"steps\": [",
-               i == 0 ? "" : ",", trace.rank, trace.lost, clock,
-               is_sound ? section->second : "null");
+    file.print(
+        "{}\n{{\"rank\": {}, \"lost\": {}, \"clock\": {}, \"open_step\": {}, \"engine\": {}, "
+        "\"steps\": [",
+        i == 0 ? "" : ",", trace.rank, trace.lost, clock,
+        trace.open_step == 0 ? "null" : std::to_string(trace.open_step),
+        is_sound ? section->second : "null");
     const char* comma = "";
     for (const StepShare& step : ranks[i].steps()) {
       file.print(
           "{}\n{{\"step\": {}, \"begin_ns\": {}, \"end_ns\": {}, \"compute_ns\": {}, "
           "\"exposed_io_ns\": {}, \"exposed_optimizer_ns\": {}, \"other_ns\": {}, "
-          "\"background_ns\": {}, \"drained_ns\": {}}}",
+          "\"background_ns\": {}, \"drained_ns\": {}, \"is_open\": {}}}",
           comma, step.step, step.begin_ns, step.end_ns, step.compute_ns, step.exposed_io_ns,
-          step.exposed_optimizer_ns, step.other_ns, step.background_ns, step.drained_ns);
+          step.exposed_optimizer_ns, step.other_ns, step.background_ns, step.drained_ns,
+          step.is_open);
       comma = ",";
     }
     file.print("], \"stalls\": [");
     comma = "";
     for (const Stall& stall : ranks[i].stalls()) {
       file.print(
-          "{}\n{{\"cause\": \"{}\", \"reason\": \"{}\", \"of_pass\": {}, \"unit\": {}, "
+          "{}\n{{\"cause\": \"{}\", \"reason\": \"{}\", \"of_pass\": {}, \"step\": {}, \"unit\": "
+          "{}, "
           "\"block\": {}, \"begin_ns\": {}, \"end_ns\": {}}}",
           comma, name_of(stall.cause), name_of(stall.record->reason), stall.is_of_pass,
-          number_of(stall.record->unit), number_of(stall.record->block), stall.begin_ns,
-          stall.end_ns);
+          stall.record->step, number_of(stall.record->unit), number_of(stall.record->block),
+          stall.begin_ns, stall.end_ns);
       comma = ",";
     }
     file.print("], \"records\": [");

@@ -152,13 +152,18 @@ class PerfettoWriter {
       slices.push_back(std::move(slice));
     }
     for (const Stall& stall : rank.stalls()) {
+      ProtoMessage annotations;
+      annotations.message(kEventAnnotation, annotation("for", name_of(stall.record->reason)));
+      annotations.message(kEventAnnotation, annotation("step", stall.record->step));
+      if (stall.record->block != kTraceNone)
+        annotations.message(kEventAnnotation,
+                            annotation("block", std::uint64_t{stall.record->block}));
       slices.push_back({.begin_ns = stall.begin_ns,
                         .end_ns = stall.end_ns,
                         .unit = stall.record->unit,
                         .row = stall.is_of_pass ? "waits of the pass" : "waits",
                         .name = std::string(name_of(stall.cause)),
-                        .annotations = ProtoMessage().message(
-                            kEventAnnotation, annotation("for", name_of(stall.record->reason)))});
+                        .annotations = std::move(annotations)});
     }
     return slices;
   }

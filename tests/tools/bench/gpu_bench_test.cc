@@ -147,7 +147,11 @@ TEST(GpuBench, TrainingStepsAreMeasuredBesideComputationAlone) {
 TEST(GpuBench, TheDriveIsAResourceToo) {
   const test::TempDirectory folder;
   Rates rates;
-  measure_drive(folder.path(), 16_MiB, rates);
+  const DriveMeasurement drive = measure_drive(folder.path(), 16_MiB, rates);
+  EXPECT_GT(drive.interference, 0);
+  Rates of_limits;
+  set_storage_rates(drive.read, drive.write, drive.interference, of_limits);
+  EXPECT_EQ(rates.read_bytes_per_second, of_limits.read_bytes_per_second);
   EXPECT_GT(rates.read_bytes_per_second, 1e6);
   EXPECT_GT(rates.write_bytes_per_second, 1e6);
   TrainConfig config = test::small_train_config(folder.path(), DType::kBf16);

@@ -132,7 +132,8 @@ class PerfettoCase(CliCase):
         for stall in rank["stalls"]:
             unit = () if stall["unit"] < 0 else (f"unit {units[stall['unit']]}",)
             row = "waits of the pass" if stall["of_pass"] else "waits"
-            expected.append((unit + (row,), stall["begin_ns"], stall["end_ns"], {"for": stall["reason"]}))
+            expected.append((unit + (row,), stall["begin_ns"], stall["end_ns"],
+                             {"for": stall["reason"], "step": stall["step"], **({"block": stall["block"]} if stall["block"] >= 0 else {})}))
         self.assertEqual(sorted(map(repr, slices)), sorted(map(repr, expected)))
         self.assertGreater(len({place for place, *_ in slices}), 2 * len(units))
         # Transfers under way at the drive, from the records alone.

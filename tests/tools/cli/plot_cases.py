@@ -58,6 +58,16 @@ class Plots(CliCase):
             best = max(bar[0] for label, bar in found.items() if label.startswith("read ") and label.endswith(", " + os.path.basename(drive["path"])))
             self.assertAlmostEqual(best / (1e-9 * drive["read"]), 1, delta=1e-3)
 
+    def test_a_path_may_have_any_bytes(self):
+        name = os.fsdecode(b"c\x01l\xff<")
+        os.mkdir(self.path(name))
+        self.run_sluice("bench", "io", "--path", name, "--size", "1MiB", "--request", "256KiB", "--depth", 4, "--pattern", "read",
+                        "--rounds", 1, "--json", "io.json", "--plot", "io.svg")
+        self.assertIn("c\ufffdl\ufffd<", ElementTree.tostring(self.picture("io.svg"), encoding="unicode").replace("&lt;", "<"))
+        self.assertEqual(self.read_json("io.json")["paths"], ["c\x01l\ufffd<"])
+        self.run_sluice("train", self.write_config(), "--checkpoint", name, "--checkpoint-every", 2, "--json", "run.json")
+        self.assertIn("c\x01l\ufffd<", self.read_json("run.json")["checkpoints"][0]["path"])
+
     def test_bench_adam(self):
         self.run_sluice("bench", "adam", "--parameters", 50000, "--rounds", 3, "--threads", 1, "--json", "adam.json", "--plot", "adam.svg")
         expected = {}

@@ -372,6 +372,9 @@ class Trace(CliCase):
         self.assertTrue(any(row["kind"] == "resident" and row["end_ns"] == step["end_ns"] for row in rows))
         summary = self.run_sluice("trace", "summary", "run.trace").stdout
         self.assertIn("the run did not end its trace, which ends in step 1", summary)
+        self.run_sluice("trace", "export", "run.trace", "--json", "records.json")
+        rank, = self.read_json("records.json")["ranks"]
+        self.assertEqual((rank["open_step"], [step["is_open"] for step in rank["steps"]]), (1, [True]))
         self.assertRegex(summary, r"(?s)^no step ended while it was traced\n.*\nat work in the .*: compute \d")
         self.assertNotIn("mean step", summary)
         self.assertIn("has no step that ended", self.run_sluice("trace", "diff", "run.trace", "run.trace", expect=2).stderr)

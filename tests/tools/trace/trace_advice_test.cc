@@ -20,14 +20,16 @@ class AdviceTest : public testing::Test {
   }
 
   std::string advice(StallCause cause, TraceReason reason) const {
+    TraceRecord update = span(TraceKind::kAdam, 300, 400, 0, 0);
+    update.size_bytes = adam_bytes_;
     const TraceFile file = trace_of({span(TraceKind::kStep, 0, 1'000'000),
-                                     transfer(TraceKind::kRead, 0, 0, 100, 200, 300),
-                                     span(TraceKind::kAdam, 300, 400, 0, 0)});
+                                     transfer(TraceKind::kRead, 0, 0, 100, 200, 300), update});
     const StallGroup group{.cause = cause, .reason = reason, .spans = 1, .total_ns = 1'000'000};
     return advice_for(group, TraceAnalysis(file), engine_);
   }
 
   TracedEngine engine_;
+  std::uint64_t adam_bytes_ = 0;  // of the one update; 0 = as if none ran
 };
 
 // A run has no more threads than cores, whatever run.threads says.
@@ -38,14 +40,17 @@ TEST_F(AdviceTest, ForAdamNamesThreadsThatTheRunCanHave) {
     return advice(StallCause::kAdam, TraceReason::kUpdate);
   };
   EXPECT_EQ(said(4, 4),
-            "0.00 Gparam/s on 4 threads, which is all cores that the run has: twice the cores "
+            "on 4 threads, which is all cores that the run has: twice the cores "
             "would take up to 0.5 ms off a step");
   EXPECT_EQ(said(2, 16),
-            "0.00 Gparam/s on 2 threads: run.threads 4, of 16 cores, would take up to 0.5 ms off "
+            "on 2 threads: run.threads 4, of 16 cores, would take up to 0.5 ms off "
             "a step");
   EXPECT_EQ(said(3, 4),
-            "0.00 Gparam/s on 3 threads: run.threads 4, of 4 cores, would take up to 0.2 ms off a "
+            "on 3 threads: run.threads 4, of 4 cores, would take up to 0.2 ms off a "
             "step");
+  engine_.state_bytes_per_parameter = 8;
+  adam_bytes_ = 4000;  // in 100 ns
+  EXPECT_TRUE(said(3, 4).starts_with("5.00 Gparam/s on 3 threads: ")) << said(3, 4);
   engine_ = {};
   EXPECT_EQ(advice(StallCause::kAdam, TraceReason::kUpdate),
             "more cores, and run.threads for them");

@@ -8,6 +8,7 @@
 
 #include <sluice/units.h>
 #include "io/direct_file.h"
+#include "tools/cli/json_text.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -330,7 +331,7 @@ void write_json(OutputFile& output, const RunRecord& run) {
   document["state_sha256"] =
       run.state_sha256.empty() ? ordered_json(nullptr) : ordered_json(run.state_sha256);
   document["interrupted"] = run.interrupted;
-  write_whole(output, document.dump(2) + "\n");
+  write_whole(output, json_text(document) + "\n");
 }
 
 }  // namespace sluice
