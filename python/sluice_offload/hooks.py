@@ -9,7 +9,7 @@ backward, and release it after; gradients go to the engine as they come.
 
 Rules: the engine asks that before use i the lease of use i - leases has ended, so older leases are ended before each
 acquire; a gradient that comes after that acquires anew. A module with units inside has a pinned unit, whose lease lasts as
-long as the step or the inference. In backward nothing else ends a lease: the gradient that ends one
+long as the step or the inference. In backward nothing else ends a lease, unless the next unit finds no room beside it: the gradient that ends one
 module's backward is mostly the one that begins the next one's. (With local units, a lease also ends with the last gradient
 of its module: a rank may then wait for another's computation, which waits for the reduction of this unit.) Where torch's own code stands between two modules, the lease,
 its place in the window and its place for gradients stay taken through that code. A gradient of another unit than the one whose
