@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from .errors import ArgumentError, RanksError, StorageError, in_a_step, remedy_of
+from .processes import World
 from .state import SAFETENSORS, SafetensorsValues
 from .units import Member, names_of_members
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_MEETING_BYTES = 32 << 20  # that rank 0 keeps until it writes: with fewer, ranks meet more often; more take more memory
 _NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
 
 
@@ -65,8 +67,8 @@ def named_values(model: nn.Module) -> "Iterator[tuple[str, torch.Tensor]]":
 
 def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_shard_bytes: int = 5 << 30) -> "list[str]":
     """Writes an offloaded model's state_dict into `folder`, as transformers names and reads it: model.safetensors, or several
-    files of at most `max_shard_bytes` with an index; a larger tensor has a file of its own. One tensor at a time is in memory.
-    Each file appears whole or not at all, and older ones of these names vanish at the end. With several ranks, all call it,
+    files of at most `max_shard_bytes` with an index; a larger tensor has a file of its own. One tensor at a time is in memory;
+    on rank 0 of several, up to 32 MiB of smaller ones are. Each file appears whole or not at all, and older ones of these names vanish at the end. With several ranks, all call it,
     and rank 0 writes. Returns the files' paths."""
     entries = _entries(model)
     for name, dtype, _, _ in entries:
@@ -94,18 +96,22 @@ def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_sha
             if old.name not in names and not (old.name == _INDEX and len(shards) > 1):
                 old.unlink(missing_ok=True)
 
-    on_first = _on_first_rank(model)
-    on_first(lambda: target.mkdir(parents=True, exist_ok=True))
+    world = model._sluice.engine.world  # type: ignore[union-attr]
+    _on_first_rank(world, lambda: target.mkdir(parents=True, exist_ok=True))
     for name, shard in zip(names, shards):
-        _write(target / name, shard, on_first)
-    on_first(end)
+        _write(target / name, shard, world)
+    _on_first_rank(world, end)
     return [str(target / name) for name in names]
 
 
-def _on_first_rank(model: nn.Module) -> "Callable[[Callable[[], Any]], None]":
-    """Runs what it is given on rank 0 of the model's ranks; all of them call it, and go on together."""
-    world = model._sluice.engine.world  # type: ignore[union-attr]
-    return (lambda body: body()) if world is None else world.on_first_rank
+def _on_first_rank(world: Optional[World], body: "Callable[[], Any]", failure: Optional[Exception] = None) -> None:
+    """World.on_first_rank(), also for one process."""
+    if world is not None:
+        world.on_first_rank(body, failure)
+    elif failure is not None:
+        raise failure
+    else:
+        body()
 
 
 def _bytes(entry: Any) -> int:
@@ -113,8 +119,8 @@ def _bytes(entry: Any) -> int:
     return int(torch.Size(shape).numel() * dtype.itemsize)
 
 
-def _write(path: pathlib.Path, entries: "list[Any]", on_first: "Callable[[Callable[[], Any]], None]") -> None:
-    """All ranks read each entry, and one writes it. The others wait for it behind each, not in the next one's read: how long a drive
+def _write(path: pathlib.Path, entries: "list[Any]", world: Optional[World]) -> None:
+    """All ranks read each entry, and one writes it. The others wait for it behind some, not in the next one's read: how long a drive
     takes for bytes or for a sync has no limit."""
     header: "dict[str, Any]" = {"__metadata__": {"format": "pt"}}
     at = 0
@@ -126,32 +132,46 @@ def _write(path: pathlib.Path, entries: "list[Any]", on_first: "Callable[[Callab
     text += b" " * (-len(text) % 8)
     file = NewFile(path)
     try:
-        on_first(lambda: file.write(struct.pack("<Q", len(text)) + text))
-        for entry in entries:
-            _write_entry(file, entry[3], on_first)
-        on_first(file.finish)
+        _on_first_rank(world, lambda: file.write(struct.pack("<Q", len(text)) + text))
+        for part in _parts(entries, 0 if world is None else _MEETING_BYTES):
+            _write_part(file, [entry[3] for entry in part], world)
+        _on_first_rank(world, file.finish)
     finally:
         file.abandon()
 
 
-def _write_entry(file: "NewFile", read: "Callable[[], torch.Tensor]", on_first: "Callable[[Callable[[], Any]], None]") -> None:
+def _parts(entries: "list[Any]", bytes_max: int) -> "Iterator[list[Any]]":
+    """Entries of at most so many bytes together, or one."""
+    part: "list[Any]" = []
+    size = 0
+    for entry in entries:
+        if part and size + _bytes(entry) > bytes_max:
+            yield part
+            part, size = [], 0
+        part.append(entry)
+        size += _bytes(entry)
+    if part:
+        yield part
+
+
+def _write_part(file: "NewFile", reads: "list[Callable[[], torch.Tensor]]", world: Optional[World]) -> None:
     failure: Optional[Exception] = None
-    try:
-        values = read()
-    except RanksError:  # all of them fail
-        raise
-    except Exception as error:  # pylint: disable=broad-except  # the other ranks have to hear of any
-        failure = error
+    found: "list[torch.Tensor]" = []
+    for read in reads:  # to the last, which the other ranks read, too
+        try:
+            values = read()
+            if world is None or world.rank == 0:
+                found.append(values.contiguous())
+        except RanksError:  # all of them fail
+            raise
+        except Exception as error:  # pylint: disable=broad-except  # the other ranks have to hear of any
+            failure = failure or error
 
     def write() -> None:
-        if failure is not None:
-            raise failure
-        whole = values.contiguous()
-        if whole.numel() != 0:
-            file.write((C.c_char * whole.nbytes).from_address(whole.data_ptr()))
-    on_first(write)
-    if failure is not None:
-        raise failure
+        for whole in found:
+            if whole.numel() != 0:
+                file.write((C.c_char * whole.nbytes).from_address(whole.data_ptr()))
+    _on_first_rank(world, write, failure)
 
 
 class NewFile:
@@ -261,7 +281,8 @@ def save_pretrained(model: nn.Module, folder: "str | os.PathLike[str]", max_shar
     for part in ("config", "generation_config"):
         settings = getattr(model, part, None)
         if settings is not None and hasattr(settings, "save_pretrained"):
-            _on_first_rank(model)(lambda settings=settings: settings.save_pretrained(folder))
+            _on_first_rank(model._sluice.engine.world,  # type: ignore[union-attr]
+                           lambda settings=settings: settings.save_pretrained(folder))
 
 
 def open_safetensors(folder: "str | os.PathLike[str]") -> SafetensorsValues:

@@ -16,6 +16,7 @@ import socket
 import threading
 from typing import Any, Callable, Iterator, Optional
 
+import torch
 import torch.distributed as dist
 
 from .errors import ArgumentError, RanksError
@@ -44,42 +45,52 @@ class World:
         self.local_size = hosts.count(hosts[rank])
         self.local_rank = hosts[:rank].count(hosts[rank])
 
-    def on_first_rank(self, body: "Callable[[], Any]") -> None:
-        """Runs `body` on rank 0. No rank goes on before that has ended; where it fails, it fails on all. It may take longer than ranks
-        wait for each other: meanwhile rank 0 tells the others that it is at work, so `body` runs on a thread of its own. It must not
-        meet the other ranks."""
+    def on_first_rank(self, body: "Callable[[], Any]", failure: Optional[BaseException] = None) -> None:
+        """Runs `body` on rank 0. No rank goes on before that has ended. Where it fails, or before it any rank did, whose `failure` that is,
+        this fails on all. It may take longer than ranks wait for each other: meanwhile a thread of rank 0 tells the others that it is at
+        work, also where an interrupt (Ctrl-C) waits for a drive. It must not meet the other ranks."""
+        every: "list[Any]" = [[False, None]]
         if self.rank != 0:
-            is_over, told = False, None
-            while not is_over:
-                is_over, told = self.exchange(None)[0]
-            if told is not None:
-                raise RanksError(f"rank 0 has failed: {told}")
-            return
-        failures: "list[BaseException]" = []
-        ended = threading.Event()
-
-        def run() -> None:
-            try:
-                body()
-            except BaseException as error:  # pylint: disable=broad-except  # the others have to hear of any
-                failures.append(error)
-            finally:
-                ended.set()
-        thread = threading.Thread(target=run, name="sluice-rank-0")
-        try:
-            thread.start()
-        except RuntimeError:  # no thread can be had: the others hear of it when it has ended
-            run()
-        try:
-            while not ended.wait(_AT_WORK_S):
-                self.exchange([False, None])
-        finally:
-            if thread.ident is not None:
-                thread.join()
-        failure = failures[0] if failures else None
-        self.exchange([True, None if failure is None else f"{type(failure).__name__}: {failure}"])
+            while not every[0][0]:
+                every = self.exchange([True, _words_of(failure)])
+        else:
+            every, failure = self._run_while_telling(body, failure)
         if failure is not None:
             raise failure
+        for rank, (_, told) in enumerate(every):
+            if told is not None:
+                raise RanksError(f"rank {rank} has failed: {told}")
+
+    def _run_while_telling(self, body: "Callable[[], Any]", failure: Optional[BaseException]) -> "tuple[list[Any], Optional[BaseException]]":
+        every: "list[Any]" = []
+        ended = threading.Event()
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # each thread has one of its own
+
+        def tell() -> None:
+            nonlocal failure
+            try:
+                if gpu is not None:
+                    torch.cuda.set_device(gpu)
+                while not ended.wait(_AT_WORK_S):
+                    self.exchange([False, None])
+                every.extend(self.exchange([True, _words_of(failure)]))
+            except BaseException as error:  # pylint: disable=broad-except  # raised by the thread that waits for this one
+                failure = failure or error
+        thread = threading.Thread(target=tell, name="sluice-rank-0")
+        try:
+            with contextlib.suppress(RuntimeError):  # no thread can be had: the others hear of it when it has ended
+                thread.start()
+            if failure is None:
+                body()
+        except BaseException as error:  # pylint: disable=broad-except  # the others have to hear of any
+            failure = error
+        finally:
+            ended.set()
+        if thread.ident is None:
+            tell()
+        else:
+            thread.join()
+        return every, failure
 
     def consecutive_per_host(self) -> int:
         """How many ranks each host has, where they are equally many and follow each other."""
@@ -101,6 +112,10 @@ class World:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing
             probe.connect(target)
             return str(probe.getsockname()[0])
+
+
+def _words_of(failure: Optional[BaseException]) -> Optional[str]:
+    return None if failure is None else f"{type(failure).__name__}: {failure}"
 
 
 def _host() -> str:
@@ -357,7 +372,7 @@ def _world_of_store(rank: int, size: int, timeout_s: float) -> World:
         count += 1
         with named("the words of the other processes"):
             store.set(f"{count}/{rank}", json.dumps(own))  # pickle would run what a stranger writes there
-            every = [json.loads(store.get(f"{count}/{other}")) for other in range(size)]
+            every = [json.loads(word) for word in store.multi_get([f"{count}/{other}" for other in range(size)])]  # in one request
             # The store may live in rank 0, which may end after this.
             if rank != 0:
                 store.set(f"{count}/{rank}/has read", "1")

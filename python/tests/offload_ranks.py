@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import pathlib
+import signal
 import sys
+import threading
 import time
 import zlib
 
@@ -261,6 +263,61 @@ def case_slow_saving(folder):
         raise AssertionError("the drive had no room, and nothing was said")
     os.fsync = sync
     train(model, optimizer, 1, 1)
+    optimizer.close()
+
+
+def case_failing_saving(folder):
+    """A rank that cannot read, or that is interrupted, ends the call on all at once, and ranks meet rarely. The training goes on."""
+    config = config_of(folder, 3)
+    config["sharding"]["timeout"] = 2
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(60)))
+    optimizer = sluice.offload(model, config, units=[torch.nn.Linear])
+    world, meetings = optimizer._engine.world, 0
+    exchange, read, sync = world.exchange, optimizer._engine.read, os.fsync
+
+    def step():
+        model(torch.ones(2, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer._engine.drain()
+
+    def counted(own):
+        nonlocal meetings
+        meetings += own != [False, None]
+        return exchange(own)
+
+    def fails(member):
+        values = read(member)
+        if member.name.startswith("3."):
+            raise MemoryError("no room")
+        return values
+
+    def slow(descriptor):
+        if RANK == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            time.sleep(4)
+        sync(descriptor)
+    world.exchange = counted
+    sluice.save_safetensors(model, folder / "many")
+    assert meetings < 10, meetings
+    values, expected = sluice.open_safetensors(folder / "many"), model.state_dict()
+    assert all(torch.equal(values[name], expected[name]) for name in values)
+    for failing, error, words in ((1, MemoryError, "rank 1 has failed: MemoryError: no room"), (0, KeyboardInterrupt, "rank 0 has failed: Keyb")):
+        if failing == 0:
+            os.fsync = slow
+        elif RANK == 1:
+            optimizer._engine.read = fails
+        try:
+            sluice.save_safetensors(model, folder / "many")
+        except error:
+            assert RANK == failing
+        except sluice.RanksError as failure:
+            assert RANK != failing and words in str(failure), failure
+        else:
+            raise AssertionError("nothing was said")
+        optimizer._engine.read, os.fsync = read, sync
+        step()
+        assert RANK == 1 or [path.name for path in (folder / "many").iterdir()] == ["model.safetensors"]
     optimizer.close()
 
 
@@ -601,6 +658,7 @@ def case_torch(folder):
     """The program's own process group brings the ranks together."""
     begin_group(folder)
     case_resuming(folder)
+    case_failing_saving(folder)
     dist.destroy_process_group()
 
 

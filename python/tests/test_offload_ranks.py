@@ -28,8 +28,8 @@ def run(launcher, folder, cases, ranks=2, **environment):
 
 
 def test_torchrun(tmp_path):
-    run([*TORCHRUN, "--nproc_per_node=2"], tmp_path, ["stages", "resuming", "initialize", "slow_saving", "refusals", "torch", "norm_group",
-                                                      "announced", "local", "mixed"], OMP_NUM_THREADS="1")
+    run([*TORCHRUN, "--nproc_per_node=2"], tmp_path, ["stages", "resuming", "initialize", "slow_saving", "failing_saving", "refusals", "torch",
+                                                      "norm_group", "announced", "local", "mixed"], OMP_NUM_THREADS="1")
 
 
 def test_a_group_of_the_processes(tmp_path):
