@@ -320,6 +320,11 @@ class Stores(OutputCase):
                 "train", "config.json", "--quiet", option, f"exported/{checkpoint}/model-00001-of-00001.safetensors",
                 "--json", f"exported/{checkpoint}/config.json", expect=2).stderr)
         self.refuse_all(f"exported/{checkpoint}", "plan", "--model", f"exported/{checkpoint}")
+        # A config.json beside a file that needs none may be anything.
+        self.run_sluice("train", "config.json", "--quiet", "--steps", 1, "--save", f"exported/{checkpoint}/own.safetensors")
+        os.remove(self.path(f"exported/{checkpoint}/config.json"))
+        os.mkdir(self.path(f"exported/{checkpoint}/config.json"))
+        self.run_sluice("train", "config.json", "--quiet", "--steps", 1, "--init", f"exported/{checkpoint}/own.safetensors")
         os.mkdir(self.path("imported"))
         elsewhere = ["--set", 'storage.paths=["imported"]']
         self.refuse_all(f"exported/{checkpoint}", "state", "import", "store.json", "exported", *elsewhere)

@@ -65,13 +65,20 @@ void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine
   write_safetensors(output, tensors, metadata_of(config), read);
 }
 
-// The config.json there may be of something else, such as one of Sluice.
+// The config.json there may be of something else, such as one of Sluice. Why it cannot be read is
+// for those who need it: a file with metadata does not.
 std::string config_beside(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) return {};
   std::string config = (std::filesystem::path(path).parent_path() / "config.json").string();
-  if (!std::filesystem::exists(config, error)) return {};
-  const auto values = parse_untrusted_json<nlohmann::json>(ConfigDocument::text_of_file(config));
+  if (!std::filesystem::is_regular_file(config, error)) return {};
+  std::string text;
+  try {
+    text = ConfigDocument::text_of_file(config);
+  } catch (const Error&) {
+    return config;
+  }
+  const auto values = parse_untrusted_json<nlohmann::json>(text);
   return values.is_object() && values.contains("model_type") ? config : std::string();
 }
 

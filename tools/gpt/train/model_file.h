@@ -30,8 +30,8 @@ void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine
 std::string gpt2_config_text(const gpt::GptConfig& model);
 
 // Returns the config.json that ModelFile reads beside the file `path`, if the file has no metadata.
-// Returns an empty text if `path` is no file, or if no config.json of a model is beside it.
-// Fails with kInput if the config.json cannot be read.
+// Returns an empty text if `path` is no file, or if no config.json of a model is beside it. A
+// config.json that cannot be read counts as one of a model.
 std::string config_beside(const std::string& path);
 
 class ModelFile {
