@@ -1,5 +1,8 @@
 #include "engine/config/config_text.h"
 
+#include <algorithm>
+#include <cstdint>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -8,8 +11,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// The largest size that a file may have. Programs also set larger ones, for no limit.
+constexpr std::uint64_t kSizeMax = INT64_MAX;
+
 std::string bytes_text(std::uint64_t size_bytes) {
-  return fmt::format("{}", size_bytes);
+  return fmt::format("{}", std::min(size_bytes, kSizeMax));
 }
 
 std::string budget_text(const std::optional<std::uint64_t>& size_bytes) {

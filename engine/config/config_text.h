@@ -10,8 +10,9 @@
 namespace sluice {
 
 // Returns JSON with all keys of configs/sluice.schema.json that the engine reads. engine_config()
-// makes the same config again from this JSON. The JSON lacks two members of Config::Activations,
-// `micro_batches` and `order`, because applications set these members.
+// makes the same config again from this JSON, except that a size above 2^63 - 1 becomes 2^63 - 1.
+// The JSON lacks two members of Config::Activations, `micro_batches` and `order`, because
+// applications set these members.
 std::string config_text(const Config& config);
 
 }  // namespace sluice
