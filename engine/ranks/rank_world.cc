@@ -1,6 +1,6 @@
 #include <sluice/rank_world.h>
 
-#include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -26,18 +26,17 @@
 namespace sluice {
 namespace {
 
-// Returns whether a program of this host listens there. Other failures tell nothing: the address
-// may be another host's.
-bool is_taken(const std::string& address, const std::string& port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(address.c_str(), port.c_str(), &hints, &found) != 0) return false;
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, ::freeaddrinfo);
-  const UniqueFd probe(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+// Returns whether a program of this host listens at `port`.
+bool is_taken(std::uint16_t port) {
+  const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int reuse = 1;  // of a port whose last connection has just ended
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  any.sin_addr.s_addr = htonl(INADDR_ANY);
+  any.sin_port = htons(port);
   return probe && ::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse) == 0 &&
-         ::bind(probe.get(), found->ai_addr, found->ai_addrlen) != 0 && errno == EADDRINUSE;
+         ::bind(probe.get(), reinterpret_cast<const sockaddr*>(&any), sizeof any) != 0 &&
+         errno == EADDRINUSE;
 }
 
 // Returns where the ranks of torchrun meet: its own store listens at MASTER_PORT itself.
@@ -47,14 +46,14 @@ std::string meeting_point_of(const Launch& launch) {
                 fmt::format("torchrun's MASTER_PORT is {}, the last one, but GPU ranks meet at the "
                             "port behind it; give torchrun a lower --master-port",
                             launch.master_port));
-  const std::string port = std::to_string(launch.master_port + 1);
-  if (launch.rank == 0 && is_taken(launch.master_address, port))
+  const auto port = static_cast<std::uint16_t>(launch.master_port + 1);
+  if (launch.rank == 0 && is_taken(port))
     throw Error(ErrorCode::kRanks,
                 fmt::format("the ranks of torchrun meet at {}:{}, the port behind MASTER_PORT, but "
                             "another program listens there, such as torchrun for another job; "
                             "give this one another --master-port",
                             launch.master_address, port));
-  return launch.master_address + ":" + port;
+  return fmt::format("{}:{}", launch.master_address, port);
 }
 
 }  // namespace
