@@ -7,6 +7,7 @@
 #include "engine/config/config_schema_check.h"
 #include "engine/plan/parameter_groups.h"
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/json_text.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/commands/config_inputs.h"
@@ -165,10 +166,7 @@ int run_config_show(const ConfigShowOptions& options) {
       say("{:<44} {:<16} {}\n", key, value == "null" ? "chosen by Sluice" : value, origin);
     }
   }
-  // Values of --set and the file's name may have bytes that are no UTF-8.
-  if (options.as_json)
-    say_text(all.dump(2, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) +
-             "\n");
+  if (options.as_json) say_text(json_text(all) + "\n");
   return kExitOk;
 }
 
