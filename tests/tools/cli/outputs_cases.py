@@ -325,6 +325,10 @@ class Stores(OutputCase):
         os.remove(self.path(f"exported/{checkpoint}/config.json"))
         os.mkdir(self.path(f"exported/{checkpoint}/config.json"))
         self.run_sluice("train", "config.json", "--quiet", "--steps", 1, "--init", f"exported/{checkpoint}/own.safetensors")
+        os.rmdir(self.path(f"exported/{checkpoint}/config.json"))
+        with open(self.path(f"exported/{checkpoint}/config.json"), "wb") as file:
+            file.truncate(1 << 30)  # more than is read
+        self.run_sluice("train", "config.json", "--quiet", "--steps", 1, "--init", f"exported/{checkpoint}/own.safetensors")
         os.mkdir(self.path("imported"))
         elsewhere = ["--set", 'storage.paths=["imported"]']
         self.refuse_all(f"exported/{checkpoint}", "state", "import", "store.json", "exported", *elsewhere)
