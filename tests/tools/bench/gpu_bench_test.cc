@@ -15,6 +15,7 @@
 #include "tests/tools/gpt/device_machine.h"
 #include "tests/tools/train/small_gpt.h"
 #include "tools/bench/bench_adam.h"
+#include "tools/report/plan_rates.h"
 
 namespace sluice {
 namespace {
