@@ -151,7 +151,7 @@ std::optional<PlacementShortage> PlacementPlanner::attempt(const Budgets& budget
   if (const auto shortage = plan_host()) return shortage;
   add_lanes();
   if (placement_.is_unified) lease_in_host();
-  if (!thrift.buffers && !placement_.is_unified && model_.concurrent_leases > 1)
+  if (!thrift.buffers && model_.concurrent_leases > 1)
     placement_.window_bytes = widened_window(layout_, placement_, sizes_, model_.concurrent_leases);
   add_nvme_bytes();
   return std::nullopt;

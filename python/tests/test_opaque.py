@@ -172,6 +172,31 @@ def test_three_units_of_a_module_find_room_in_any_order(config, sizes, style):
     optimizer.close()
 
 
+def test_the_host_as_device_finds_room_in_any_order(config):
+    """The model's second step goes from a small module to the largest one, which its first step has kept apart."""
+    torch.manual_seed(0)
+    reference = nn.ModuleList(map(Quantized, (600, 64, 16, 16)))
+    model = copy.deepcopy(reference)
+    config["memory"] = {"device": "64MiB", "host": "64MiB", "unified": "auto"}
+    optimizer = sluice.offload(model, config, units=[Quantized])
+    torchs = adamw(reference, config)
+    losses = {}
+    for net, update in ((reference, torchs), (model, optimizer)):
+        found = losses[net] = []
+        for order in ((0, 1, 2, 3), (3, 0, 1, 3), (3, 0, 1, 3)):
+            x = torch.randn(6, 16, generator=torch.Generator().manual_seed(len(found)))
+            for at in order:
+                x = net[at](x)
+            x.square().mean().backward()
+            found.append(x.square().mean().item())
+            if net is reference:
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            update.step()
+            update.zero_grad(set_to_none=False)
+    assert worst(losses[model], losses[reference]) <= 2e-6
+    optimizer.close()
+
+
 class Wide(nn.Module):
     def __init__(self, hidden, has_frozen):
         super().__init__()
