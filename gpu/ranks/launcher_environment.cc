@@ -165,10 +165,12 @@ bool are_equal(const Launch& a, const Launch& b) {
 
 // Whether `step` is one of Slurm, in which another launcher has started the ranks. Every process
 // below a step has its variables: an interactive shell is one task, and mpirun or torchrun may be
-// one task on each node. One rank in a step of several tasks is a contradiction: each task would
-// train a model of its own.
+// one task on each node. In a step of several tasks, ranks that are all on this host are a
+// contradiction: each task would train a model of its own.
 bool is_step_around(const Launch& step, const Launch& inner) {
-  return step.launcher == kSlurm && (inner.rank_count > 1 || step.rank_count == 1);
+  const bool are_all_here = inner.rank_count == 1 ||
+                            (inner.knows_local_ranks && inner.local_rank_count == inner.rank_count);
+  return step.launcher == kSlurm && (step.rank_count == 1 || !are_all_here);
 }
 
 }  // namespace

@@ -36,8 +36,9 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 // Fails with kConfig if a variable is not a number or is out of range, or if a launcher's variables
 // are incomplete. The call fails if a rank's number on its host is not less than the number of
 // ranks there. The call also fails if the variables of two launchers contradict each other. The
-// message then names both launchers. A step of Slurm in which another launcher has started several
-// ranks is no contradiction, and neither is one of one task: they are the other launcher's ranks.
+// message then names both launchers. A step of Slurm of one task is no contradiction to another
+// launcher, and neither is one of several if that launcher's ranks are not all on this host: they
+// are the other launcher's ranks.
 std::optional<Launch> find_launch(const EnvironmentLookup& environment);
 
 }  // namespace sluice

@@ -130,6 +130,19 @@ TEST(Launch, OneRankInAStepOfSeveralIsRefused) {
                       [&] { (void)launch_in(merged(alone, kSlurm)); });
 }
 
+// As srun -n 8 torchrun --nproc-per-node 2, without --nnodes.
+TEST(Launch, SeveralRanksOfOneHostInAStepOfSeveralAreRefused) {
+  for (const auto& [launcher, name] : {std::pair{kTorchrun, "torchrun"}, {kOpenMpi, "Open MPI"}}) {
+    Variables here = launcher;
+    for (auto& [variable, value] : here) {
+      if (variable.ends_with("RANK")) value = "0";
+      if (variable.ends_with("SIZE")) value = "2";
+    }
+    expect_error_naming({"Slurm", "rank 5 of 8", "rank 0 of 2", name},
+                        [&] { (void)launch_in(merged(here, kSlurm)); });
+  }
+}
+
 // A shell in an allocation has Slurm's variables of the job.
 TEST(Launch, AllocationWithoutStepIsNoLaunch) {
   EXPECT_FALSE(launch_in({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).has_value());

@@ -196,6 +196,18 @@ TEST_F(ModelFileTest, HeadsThatNothingSaysAreAGuess) {
   }
 }
 
+TEST_F(ModelFileTest, AConfigThatIsCutIsNamedByAFileThatNeedsIt) {
+  metadata_ = {};
+  std::ofstream(folder_.file("config.json")) << R"({"model_type": "gpt2", "n_layer")";
+  const std::string path = write();
+  const std::string message =
+      expect_error(ErrorCode::kInput, [&] { const ModelFile refused(path); });
+  EXPECT_NE(message.find("config.json\" is no JSON"), std::string::npos) << message;
+  metadata_ = {{"model.layers", "2"},  {"model.heads", "4"},        {"model.embedding", "32"},
+               {"model.context", "8"}, {"model.vocabulary", "256"}, {"model.tied_head", "true"}};
+  EXPECT_EQ(ModelFile(write()).config().heads, 4u);
+}
+
 TEST_F(ModelFileTest, AHeadThatEqualsTheEmbeddingIsTied) {
   metadata_ = {};
   tensors_.push_back({"lm_head.weight", {256, 32}});

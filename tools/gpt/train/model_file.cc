@@ -79,6 +79,8 @@ std::string config_beside(const std::string& path) {
     return config;
   }
   const auto values = parse_untrusted_json<nlohmann::json>(text);
+  // One that is cut is named by those who need it.
+  if (!nlohmann::json::accept(text, /*ignore_comments=*/true)) return config;
   return values.is_object() && values.contains("model_type") ? config : std::string();
 }
 
@@ -205,6 +207,9 @@ std::string ModelFile::find_config_file() const {
 gpt::GptConfig ModelFile::config_from_file() const {
   const std::string& path = config_file_;
   const auto values = parse_untrusted_json<nlohmann::json>(ConfigDocument::text_of_file(path));
+  if (values.is_discarded())
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" is no JSON; it is cut or damaged, so copy it anew", path));
   const auto fail = [&](const std::string& key, const std::string& expected) {
     throw Error(
         ErrorCode::kInput,
