@@ -47,8 +47,8 @@ class WhatIfTest : public testing::Test {
     return file;
   }
 
-  // A length of the steps, near this one, that the model explains. Its time may depend on it: waits
-  // for updates between steps count to the step.
+  // A length of the steps, near this one, that the model explains. Its time of the step
+  // may depend on it.
   double explained(double step_s) const {
     for (double length_s = step_s;; length_s *= 1.02) {
       for (const double found_s : {length_s, step_s * step_s / length_s}) {
