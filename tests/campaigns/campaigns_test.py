@@ -54,6 +54,19 @@ class Launchers(Folder):
         self.assertIn("has not ended", run.output)
         self.assertEqual(run.left([str(self.folder / "storage")]), [])
 
+    def test_segments_of_open_mpi_are_left_by_a_launcher_that_is_killed(self):
+        self.addCleanup(setattr, mpi_runs, "SHARED", mpi_runs.SHARED)
+        mpi_runs.SHARED = str(self.folder / "shm")  # other campaigns look into the real one
+        os.mkdir(mpi_runs.SHARED)
+        segment = os.path.join(mpi_runs.SHARED, "vader_segment.vm.0.1")
+        stuck = self.run_of(f"touch {segment}\nexec sleep 1000")
+        self.assertTrue(stuck.wait(30))
+        self.assertEqual(stuck.left(), [])
+        self.assertFalse(os.path.exists(segment))
+        ended = self.run_of(f"touch {segment}\nexit 1")
+        self.assertTrue(ended.wait(30))
+        self.assertEqual(ended.left(), [f"files ['{segment}']"])
+
     def test_one_that_ends_does_not_count_as_stuck(self):
         run = self.run_of("sleep 0.3\nexit 1")
         self.assertTrue(run.wait(30))

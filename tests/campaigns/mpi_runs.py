@@ -12,6 +12,7 @@ import time
 MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
 PATIENCE_S = 120  # beyond every deadline of a run: more is a hang
+SHARED = "/dev/shm"
 LAUNCHER_S = 10  # that a launcher may take behind the end of its last rank
 
 
@@ -25,7 +26,7 @@ def read_bytes(path):
 
 def shared_files():
     """Files in /dev/shm that no process has mapped: those that a run has left there, once it has ended."""
-    files = {os.path.join("/dev/shm", name) for name in os.listdir("/dev/shm")}
+    files = {os.path.join(SHARED, name) for name in os.listdir(SHARED)}
     for process in filter(str.isdigit, os.listdir("/proc")) if files else ():
         maps = read_bytes(f"/proc/{process}/maps").decode("utf-8", "replace")
         files = {path for path in files if path not in maps}
@@ -92,12 +93,22 @@ class MpiRun:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
+    def segments_of_a_dead_launcher(self):
+        """Open MPI's own files in /dev/shm, where mpirun had to be killed or died of a signal: it would have removed them at its end."""
+        if not self.is_launcher_stuck and self.process.returncode >= 0:
+            return set()
+        segments = {path for path in shared_files() - self.before if os.path.basename(path).startswith("vader_segment.")}
+        for path in segments:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+        return segments
+
     def left(self, folders=()):
         """The leftovers of the run, in words, after it has ended: processes, files in /dev/shm, files in the
         folders."""
         for _ in range(50):  # what has been killed takes its time
             processes = self.processes()
-            files = shared_files() - self.before
+            files = shared_files() - self.before - self.segments_of_a_dead_launcher()
             if not processes and not files:
                 break
             time.sleep(0.1)
