@@ -54,7 +54,7 @@ class Launchers(Folder):
         self.assertIn("has not ended", run.output)
         self.assertEqual(run.left([str(self.folder / "storage")]), [])
 
-    def test_segments_of_open_mpi_are_left_by_a_launcher_that_is_killed(self):
+    def test_segments_of_open_mpi_are_its_own_where_it_does_not_come_to_its_end(self):
         self.addCleanup(setattr, mpi_runs, "SHARED", mpi_runs.SHARED)
         mpi_runs.SHARED = str(self.folder / "shm")  # other campaigns look into the real one
         os.mkdir(mpi_runs.SHARED)
@@ -65,6 +65,9 @@ class Launchers(Folder):
         self.assertFalse(os.path.exists(segment))
         ended = self.run_of(f"touch {segment}\nexit 1")
         self.assertTrue(ended.wait(30))
+        self.assertEqual(ended.left(), [])
+        ended.output = "a rank has not answered"
+        open(segment, "w", encoding="ascii").close()
         self.assertEqual(ended.left(), [f"files ['{segment}']"])
 
     def test_one_that_ends_does_not_count_as_stuck(self):

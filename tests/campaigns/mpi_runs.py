@@ -93,9 +93,10 @@ class MpiRun:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
-    def segments_of_a_dead_launcher(self):
-        """Open MPI's own files in /dev/shm, where mpirun had to be killed or died of a signal: it would have removed them at its end."""
-        if not self.is_launcher_stuck and self.process.returncode >= 0:
+    def segments_of_open_mpi(self):
+        """Open MPI's own files in /dev/shm, where nothing removes them: mpirun had to be killed or died of a signal, or ranks ended within
+        MPI_Init."""
+        if not self.is_launcher_stuck and self.process.returncode >= 0 and "MPI_Init" not in self.output:
             return set()
         segments = {path for path in shared_files() - self.before if os.path.basename(path).startswith("vader_segment.")}
         for path in segments:
@@ -108,7 +109,7 @@ class MpiRun:
         folders."""
         for _ in range(50):  # what has been killed takes its time
             processes = self.processes()
-            files = shared_files() - self.before - self.segments_of_a_dead_launcher()
+            files = shared_files() - self.before - self.segments_of_open_mpi()
             if not processes and not files:
                 break
             time.sleep(0.1)
