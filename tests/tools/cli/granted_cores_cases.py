@@ -1,5 +1,6 @@
 """No more threads than the process has been granted cores, by affinity or by a cgroup."""
 
+import contextlib
 import os
 import subprocess
 import time
@@ -42,49 +43,39 @@ class GrantedCores(CliCase):
                          self.most_threads(1, "taskset", "-c", core))
 
     def test_cgroup_quota(self):
-        for root in CGROUPS:
+        with self.limited_group(CGROUPS, {"cpu.max": "100000 100000", "cpu.cfs_quota_us": "100000"}) as prefix:
+            self.assertEqual(self.bench_threads(*prefix), 1)
+
+    def test_threads_that_cannot_be_started(self):
+        """oneTBB starts the arena's threads, and a container may have too few processes left for them."""
+        with self.limited_group(("/sys/fs/cgroup/pids", "/sys/fs/cgroup"), {"pids.max": "2"}) as prefix:
+            result = self.run_sluice("bench", "adam", "--parameters", 1000000, "--rounds", 1, "--threads", 2, "--quiet", expect=5,
+                                     prefix=prefix)
+            self.assertRegex(result.stderr, r"cannot start .*threads? .*pids\.max")
+
+    @contextlib.contextmanager
+    def limited_group(self, roots, limits):
+        """The words before a command that run it in a cgroup of its own, with the first of the limits that the kernel has there."""
+        for root in roots:
             group = os.path.join(root, f"sluice-test-{os.getpid()}")
             try:
                 os.mkdir(group)
             except OSError:
                 continue
             try:
-                if not self.set_one_core(group):
-                    continue
-                prefix = ("sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh")
-                self.assertEqual(self.bench_threads(*prefix), 1)
-                return
+                if self.set_limit(group, limits):
+                    yield "sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh"
+                    return
             finally:
                 os.rmdir(group)
-        self.skipTest("this user may not make cgroups with a quota of processor time")
-
-    def test_threads_that_cannot_be_started(self):
-        """oneTBB starts the arena's threads, and a container may have too few processes left for them."""
-        for root in ("/sys/fs/cgroup/pids", "/sys/fs/cgroup"):
-            group = os.path.join(root, f"sluice-pids-{os.getpid()}")
-            try:
-                os.mkdir(group)
-            except OSError:
-                continue
-            try:
-                with open(os.path.join(group, "pids.max"), "w", encoding="ascii") as file:
-                    file.write("2")
-                result = self.run_sluice("bench", "adam", "--parameters", 1000000, "--rounds", 1, "--threads", 2, "--quiet", expect=5,
-                                         prefix=("sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh"))
-                self.assertRegex(result.stderr, r"cannot start .*threads? .*pids\.max")
-                return
-            except OSError:
-                continue
-            finally:
-                os.rmdir(group)
-        self.skipTest("this user may not make cgroups with a limit of processes")
+        self.skipTest(f"this user may not make cgroups with {' or '.join(limits)}")
 
     @staticmethod
-    def set_one_core(group):
-        for name, quota in (("cpu.max", "100000 100000"), ("cpu.cfs_quota_us", "100000")):
+    def set_limit(group, limits):
+        for name, limit in limits.items():
             path = os.path.join(group, name)
             if os.path.exists(path):
-                with open(path, "w", encoding="ascii") as file:
-                    file.write(quota)
-                return True
+                with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
+                    file.write(limit)
+                    return True
         return False
