@@ -60,11 +60,12 @@ endforeach()
 
 # The options that every target of the project is compiled with. Applications that link it need them, too, since the
 # linker may choose their copies of inline functions. -ffp-contract=off is part of the result, not of the speed: a fused
-# multiply-add rounds once where the definition rounds twice.
+# multiply-add rounds once where the definition rounds twice. -fno-fast-math takes back a -ffast-math of CXXFLAGS,
+# which stand before it.
 add_library(sluice_flags INTERFACE)
 target_compile_options(sluice_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
-  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-ffp-contract=off>)
+  $<$<COMPILE_LANGUAGE:CXX>:-fno-fast-math;-ffp-contract=off>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fno-fast-math,-ffp-contract=off>)
 # Public headers lie in the layers' folders `include`; everything else is included by its path from the root.
 foreach(layer base gpu engine)
   target_include_directories(sluice_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/${layer}/include>)

@@ -309,6 +309,14 @@ def check_headers(tree):
             tree.report("own-header-first", path, 1, f'"{own}" must be the first include')
 
 
+def check_fmt(tree):
+    """Since release 11 fmt::join() is no more in <fmt/format.h>. The header below has it in all releases."""
+    for path, text in tree.cpp.items():
+        match = re.search(r"\bfmt::join\(", code := blanked(text))
+        if match and "fmt/ranges.h" not in (name for _, name, _ in tree.includes[path]):
+            tree.report("fmt-join", path, code[:match.start()].count("\n") + 1, "fmt::join() needs <fmt/ranges.h>")
+
+
 def listed_sources(tree):
     """Source files named in CMakeLists.txt files: path -> (list, line)."""
     listed = {}
@@ -535,7 +543,7 @@ def check_readme(tree):
         tree.report("readme-sample", "README.md", line, f"the sample is not in {README_SAMPLE}")
 
 
-CHECKS = [check_house, check_facade, check_cycles, check_lengths, check_headers, check_references, check_one_place,
+CHECKS = [check_house, check_facade, check_cycles, check_lengths, check_headers, check_fmt, check_references, check_one_place,
           check_configs, check_named_files, check_words, check_english, check_sentences, check_readme]
 
 
@@ -560,7 +568,7 @@ CLEAN_TREE = {
     "base/CMakeLists.txt": "sluice_add_library(base error.cc)\n",
     "base/include/sluice/ids.h": HEADER,
     "base/error.h": HEADER,
-    "base/error.cc": '#include "base/error.h"\n\n#include <hwloc.h>\n',
+    "base/error.cc": '#include "base/error.h"\n\n#include <fmt/ranges.h>\n#include <hwloc.h>\n\nauto x = fmt::join(y, z);\n',
     "io/queue.h": HEADER + '#include <sluice/ids.h>\n#include "base/error.h"\n',
     "engine/CMakeLists.txt": "sluice_add_library(engine\n  plan/a.cc\n  flow/b.cc)\n",
     "engine/plan/a.h": HEADER + '#include <sluice/ids.h>\n#include "base/error.h"\n',
@@ -623,6 +631,7 @@ PLANTED = [
     ("header-guard", "base/error.h", {"base/error.h": "// A header.\n"}),
     ("using-namespace", "base/error.h", {"base/error.h": HEADER + "using namespace std;\n"}),
     ("own-header-first", "base/error.cc", {"base/error.cc": '#include <vector>\n#include "base/error.h"\n'}),
+    ("fmt-join", "tools/main.cc", {"tools/main.cc": '#include <fmt/format.h>\n\n#include "engine/flow/b.h"\nauto x = fmt::join(y, ", ");\n'}),
     ("missing-source", "base/CMakeLists.txt", {"base/CMakeLists.txt": "sluice_add_library(base error.cc gone.cc)\n"}),
     ("unused-file", "base/lone.cc", {"base/lone.cc": ""}),
     ("unused-file", "base/lone.h", {"base/lone.h": HEADER}),

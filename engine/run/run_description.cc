@@ -1,6 +1,7 @@
 #include "engine/run/run_description.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "engine/config/config_text.h"

@@ -15,4 +15,5 @@ def flags() -> "list[str]":
     if not libraries:
         raise ArgumentError(f"{HERE / 'lib'} has no libsluice_cxx.so: {REMEDY}")
     folder = str(HERE / "lib")
-    return ["-std=c++20", "-ffp-contract=off", f"-I{HERE / 'include'}", f"-L{folder}", f"-l:{libraries[0].name}", f"-Wl,-rpath,{folder}"]
+    exact = ["-fno-fast-math", "-ffp-contract=off"]
+    return ["-std=c++20", *exact, f"-I{HERE / 'include'}", f"-L{folder}", f"-l:{libraries[0].name}", f"-Wl,-rpath,{folder}"]

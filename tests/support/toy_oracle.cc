@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/moment_rounding.h"
 #include "base/norm_accumulator.h"

@@ -1,6 +1,7 @@
 #include "tools/commands/config_command.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>

@@ -1,5 +1,6 @@
 // The report of an import, in words and as JSON.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "tools/deepspeed/deepspeed_import.h"

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tools/deepspeed/import_pass.h"
 

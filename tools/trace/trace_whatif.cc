@@ -9,6 +9,7 @@
 #include <ranges>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
