@@ -10,6 +10,20 @@ find_package(TBB REQUIRED)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
 
+# sluice_try_nvcc(FAILURE OPTIONS...): FAILURE is nvcc's error with an empty source, or empty. The preprocessor sees already
+# whether nvcc takes its host compiler.
+function(sluice_try_nvcc failure)
+  set(empty ${PROJECT_BINARY_DIR}/CMakeFiles/sluice_empty)
+  file(WRITE ${empty}.cu "")
+  execute_process(COMMAND ${SLUICE_NVCC} -std=c++20 ${ARGN} -E ${empty}.cu -o ${empty}.ii
+                  RESULT_VARIABLE result OUTPUT_VARIABLE said ERROR_VARIABLE said)
+  set(${failure} "" PARENT_SCOPE)
+  if(NOT result EQUAL 0)
+    string(REGEX MATCH "[^\n]*(error|fatal)[^\n]*" error "${said}")
+    set(${failure} "${SLUICE_NVCC} fails (${result}): ${error}; CMAKE_CUDA_HOST_COMPILER names another host compiler" PARENT_SCOPE)
+  endif()
+endfunction()
+
 # CUDA: the compiler is CMAKE_CUDA_COMPILER or CUDACXX if one of them names it. Else it is looked for in the folder CUDACXX, the PATH and
 # the usual folder. C++20 needs release 12.
 set(SLUICE_HAVE_CUDA OFF)
@@ -26,14 +40,30 @@ if(NOT SLUICE_CUDA STREQUAL "OFF")
     string(REGEX MATCH "release ([0-9.]+)" version_text "${version_text}")
     set(nvcc_version ${CMAKE_MATCH_1})
   endif()
+  # Host code is for the compiler of the other sources, unless CMAKE_CUDA_HOST_COMPILER or CUDAHOSTCXX names one. Where nvcc
+  # refuses that one, as nvcc of Debian 13 does, it chooses.
+  set(nvcc_failure "")
+  if(nvcc_version VERSION_GREATER_EQUAL 12.0)
+    if(NOT CMAKE_CUDA_HOST_COMPILER AND "$ENV{CUDAHOSTCXX}" STREQUAL "")
+      sluice_try_nvcc(nvcc_failure -ccbin ${CMAKE_CXX_COMPILER})
+      if(nvcc_failure)
+        sluice_try_nvcc(nvcc_failure)
+      else()
+        set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
+      endif()
+    elseif(CMAKE_CUDA_HOST_COMPILER)
+      sluice_try_nvcc(nvcc_failure -ccbin ${CMAKE_CUDA_HOST_COMPILER})
+    endif()
+  endif()
   if(NOT SLUICE_NVCC)
     set(SLUICE_CUDA_SUMMARY "nvcc not found")
   elseif(NOT nvcc_version OR nvcc_version VERSION_LESS 12.0)
     set(SLUICE_CUDA_SUMMARY "${SLUICE_NVCC} is release \"${nvcc_version}\"; 12.0 or later is needed")
+  elseif(nvcc_failure)
+    set(SLUICE_CUDA_SUMMARY "${nvcc_failure}")
   else()
     set(CMAKE_CUDA_ARCHITECTURES ${SLUICE_CUDA_ARCHITECTURES})
     set(CMAKE_CUDA_COMPILER ${SLUICE_NVCC})
-    set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
     enable_language(CUDA)
     # CMake 3.25 sets a property of this target, for whose library CUDA 13 has no file any more.
     if(CMAKE_VERSION VERSION_LESS 3.26 AND NOT TARGET CUDA::nvToolsExt)
