@@ -12,6 +12,8 @@
 # Exits with 0 only if state on the drive gives the bits of state in memory, and the model beats a bigram model on text it was
 # not trained on.
 set -euo pipefail
+# The numbers of JSON and CSV have points, which printf, sort and awk read only so.
+export LC_ALL=C.UTF-8
 caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

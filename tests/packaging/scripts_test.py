@@ -100,6 +100,36 @@ class Folders(Folder):
                     self.assertEqual((self.folder / "thesis.txt").read_text(encoding="utf-8"), "years")
 
 
+class Numbers(Folder):
+    """tools/quickstart.sh with a command that trains nothing, where the user's language has a decimal comma."""
+
+    COMMAND = """#!/bin/sh
+[ "$1" = train ] || exit 0
+while [ $# -gt 0 ]; do
+  [ "$1" != --csv ] || printf 'step,loss,x,time\\n1,2,0,0.5\\n2,2,0,0.25\\n3,2,0,0.125\\n' >"$2"
+  [ "$1" != --json ] || printf '  "%s": %s,\\n' validation_loss 1.873 bigram_cross_entropy 2.451 state_sha256 1 device_pool_bytes 1 \\
+    host_pool_bytes 1 activation_bytes 1 peak_rss_bytes 5242880 state_bytes 1 >"$2"
+  shift
+done
+"""
+
+    def test_a_decimal_comma(self):
+        source = "LC_NUMERIC\ndecimal_point \",\"\nthousands_sep \"\"\ngrouping -1\nEND LC_NUMERIC\n"
+        for name, text in {"comma.source": source, "tools/install_packages.sh": "#!/bin/sh\n", "gnuplot": "#!/bin/sh\n", "sluice": self.COMMAND,
+                           "data/kjv.txt": " " * 4000001}.items():
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).write_text(text, encoding="utf-8")
+            (self.folder / name).chmod(0o755)
+        shutil.copy(ROOT / "tools/quickstart.sh", self.folder / "tools")
+        run("localedef", "-c", "-i", "./comma.source", "./comma", cwd=self.folder)
+        comma = {**os.environ, "LOCPATH": str(self.folder), "LC_ALL": "comma", "PATH": f"{self.folder}:{os.environ['PATH']}"}
+        self.assertEqual(run("bash", "-c", "printf %.1f 0,5", env=comma).stdout, "0,5")
+        done = run("tools/quickstart.sh", "--command", "./sluice", cwd=self.folder, env=comma)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+        for words in (": 1.87 nats", " 2.45\n", "took 0.250 s", "memory  5 MiB"):
+            self.assertIn(words, done.stdout)
+
+
 class Packages(unittest.TestCase):
     """tools/packages.txt, from which tools/test.sh prepares a machine."""
 
