@@ -18,7 +18,7 @@
 #   copies      the engine's tests with copies on the host device (memory.unified off)
 #   guard       the engine's tests with memory that only leases may use (memory.guard on)
 #   frameworks  the package for PyTorch under transformers, accelerate, lightning, peft, bitsandbytes and DeepSpeed
-#   wheels      the wheel that holds its libraries, under the oldest torch and the newest
+#   wheels      the wheel that holds its libraries, under the oldest torch and the newest, and the Python tests marked slow
 #   alone       each source compiled alone
 #   twice       two builds in different folders, compared
 #   roots       Sluice installed in fresh roots of Debian
@@ -193,7 +193,7 @@ test_torch() {
   [[ $status == 0 ]] || return "$status"
   install_wheel "$environment"
   # The folder before the rest of the path: the tests use the wheel's command.
-  (cd python/tests && PATH=$environment/bin:$PATH "$environment/bin/python" -B -m pytest -q -rs -p no:cacheprovider --ignore frameworks .) || return
+  (cd python/tests && PATH=$environment/bin:$PATH "$environment/bin/python" -B -m pytest -q -rs -p no:cacheprovider -m "not slow" --ignore frameworks .) || return
   local fake=$PWD/build/release/tests/capi/libsluice_fake_gpu.so
   if [[ ! -e $fake ]]; then
     say "SKIPPED: tensors on a stand-in for a GPU, since this build has no CUDA"
@@ -202,7 +202,7 @@ test_torch() {
   say "testing the package for PyTorch with tensors on a stand-in for a GPU"
   (cd python/tests && export SLUICE_LIBRARY=$fake SLUICE_TEST_FAKE_GPU=1 &&
     "$environment/bin/python" -B -m pytest -q -p no:cacheprovider test_cuda.py test_cuda_offload.py &&
-    "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p fake_gpu test_training.py test_traps.py test_announced.py \
+    "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p fake_gpu -m "not slow" test_training.py test_traps.py test_announced.py \
       test_resume.py test_mixed_types.py test_opaque.py)
 }
 

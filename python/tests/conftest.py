@@ -13,6 +13,10 @@ from sluice_offload.optimizer import OffloadOptimizer
 torch.set_num_threads(1)
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: run with the wheels alone, in `tools/test.sh --slow`; another test sees most of what it sees")
+
+
 class Block(nn.Module):
     """A transformer block with MultiheadAttention, whose out_proj is never called."""
 

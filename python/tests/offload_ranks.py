@@ -1,5 +1,5 @@
 """The program of test_offload_ranks.py: one rank of offload(), started by torchrun or mpirun.
-usage: offload_ranks.py FOLDER CASE..."""
+usage: offload_ranks.py FOLDER CASE... With torchrun's environment but for RANK, it becomes all of its ranks."""
 
 import copy
 import errno
@@ -13,6 +13,7 @@ import time
 import zlib
 
 import torch
+import torch._dynamo  # by torch's optimizers; in all ranks at once
 import torch.distributed as dist
 
 import sluice_offload as sluice
@@ -663,6 +664,26 @@ def case_torch(folder):
 
 
 def main():
+    if "WORLD_SIZE" in os.environ and "RANK" not in os.environ:
+        return fork_ranks(int(os.environ["WORLD_SIZE"]))
+    run_rank()
+    return 0
+
+
+def fork_ranks(size):
+    """torch is imported once for all of them. Returns whether a rank has failed."""
+    global RANK
+    ranks = []
+    for RANK in range(size):
+        if (child := os.fork()) == 0:
+            os.environ["RANK"] = str(RANK)
+            run_rank()
+            os._exit(0)
+        ranks.append(child)
+    return any([os.waitpid(child, 0)[1] for child in ranks])
+
+
+def run_rank():
     torch.set_num_threads(1)
     folder = pathlib.Path(sys.argv[1])
     for name in sys.argv[2:]:
@@ -672,4 +693,4 @@ def main():
         print(f"passed: {name} on rank {RANK}", flush=True)
 
 
-main()
+sys.exit(main())

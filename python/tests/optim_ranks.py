@@ -1,6 +1,6 @@
-"""The program of test_optim_ranks.py. usage: optim_ranks.py FOLDER, with torchrun's environment but for RANK: it becomes
-WORLD_SIZE processes, since torch takes seconds to load. Each case compares with torch's own optimizer, or with whole states,
-and raises where they differ."""
+"""The program of test_optim_ranks.py. usage: optim_ranks.py FOLDER GROUP, with torchrun's environment but for RANK:
+it becomes WORLD_SIZE processes, since torch takes seconds to load. GROUP names some of the cases. Each
+case compares with torch's own optimizer, or with whole states, and raises where they differ."""
 
 import copy
 import itertools
@@ -9,6 +9,7 @@ import os
 import sys
 
 import torch
+import torch._dynamo  # by torch's optimizers; in all ranks at once
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
@@ -437,21 +438,21 @@ def fsdp_tp(folder):
     compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
 
 
-CASES = {2: (ddp, ddp_state, disagreement, of_others, wrapped_before, misplaced, flat, two_meshes, fsdp, reshard, switched, tp),
-         4: (ddp, ddp_state, two_meshes, hsdp, fsdp_tp)}
+CASES = {"2": (ddp, ddp_state, disagreement, of_others, wrapped_before, misplaced, flat, two_meshes, fsdp, reshard, switched, tp),
+         "4": (hsdp, fsdp_tp), "4 copies": (ddp, ddp_state, two_meshes)}
 # torch 2.6's own FSDP2 fails in forward on the CPU, whose streams record no events there.
 FSDP_RUNS = hasattr(torch.cpu.Stream, "record_event")
 OF_FSDP = (flat, fsdp, reshard, switched, hsdp, fsdp_tp)
 
 
-def cases(size):
-    return [case for case in CASES[size] if FSDP_RUNS or case not in OF_FSDP]
+def cases(group):
+    return [case for case in CASES[group] if FSDP_RUNS or case not in OF_FSDP]
 
 
 def run_rank():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for case in cases(dist.get_world_size()):
+    for case in cases(sys.argv[2]):
         case(sys.argv[1])
         dist.barrier()
         if dist.get_rank() == 0:

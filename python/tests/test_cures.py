@@ -26,6 +26,7 @@ def test_a_cure_and_its_tests_exist(row):
         assert f"def {name}(" in (pathlib.Path(cures.HERE) / file).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_what_has_not_run_proves_nothing(monkeypatch, tmp_path):
     """With a package of one line and a test of it, which take no torch."""
     package = tmp_path / "package"

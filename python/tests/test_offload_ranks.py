@@ -33,7 +33,8 @@ def test_torchrun(tmp_path):
 
 
 def test_a_group_of_the_processes(tmp_path):
-    run([*TORCHRUN, "--nproc_per_node=3"], tmp_path, ["process_group"], ranks=3, OMP_NUM_THREADS="1")
+    run([sys.executable, "-B"], tmp_path, ["process_group"], ranks=3, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE="3",
+        OMP_NUM_THREADS="1")
 
 
 def test_mpirun(tmp_path):

@@ -22,10 +22,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks(size, tmp_path):
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
-    ranks = subprocess.Popen([sys.executable, "-B", str(PROGRAM), str(tmp_path)], env=environment, stdout=subprocess.PIPE,
+@pytest.mark.parametrize("group", ["2", "4", pytest.param("4 copies", marks=pytest.mark.slow)])
+def test_ranks(group, tmp_path):
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": group[0]}
+    ranks = subprocess.Popen([sys.executable, "-B", str(PROGRAM), str(tmp_path), group], env=environment, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
         said = ranks.communicate(timeout=240)[0]
@@ -33,9 +33,9 @@ def test_ranks(size, tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(ranks.pid, signal.SIGKILL)
     assert ranks.returncode == 0, said
-    print(next(line for line in said.splitlines() if line.startswith("state per rank:")))
-    for case in optim_ranks.cases(size):
+    print(*(line for line in said.splitlines() if line.startswith("state per rank:")), sep="\n")
+    for case in optim_ranks.cases(group):
         assert f"passed: {case.__name__}" in said
-    left_out = [case.__name__ for case in optim_ranks.CASES[size] if case not in optim_ranks.cases(size)]
+    left_out = [case.__name__ for case in optim_ranks.CASES[group] if case not in optim_ranks.cases(group)]
     if left_out:
         pytest.skip(f"passed, without {', '.join(left_out)}: FSDP2 of torch {torch.__version__} does not run on the CPU")

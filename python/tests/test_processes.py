@@ -254,7 +254,7 @@ def test_several_gpus_without_cudas_settings_are_told(monkeypatch, caplog):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this needs two cores")
-@pytest.mark.parametrize("variable", ["OMP_PROC_BIND=true", "GOMP_CPU_AFFINITY=0-1"])
+@pytest.mark.parametrize("variable", ["OMP_PROC_BIND=true", pytest.param("GOMP_CPU_AFFINITY=0-1", marks=pytest.mark.slow)])
 def test_threads_are_not_bound_with_openmps_first(variable):
     """OpenMP binds the main thread when torch is loaded, and its others in the first parallel region, which has not been here."""
     code = """

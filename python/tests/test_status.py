@@ -62,6 +62,7 @@ def own_run():
     return run
 
 
+@pytest.mark.slow
 @needs_command
 def test_top_agrees_with_a_run_and_tells_its_end(config, pages, tmp_path):
     lines = tmp_path / "lines"
