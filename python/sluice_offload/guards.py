@@ -261,6 +261,9 @@ class _GuardedApply:
                 where = "the CPU" if self._device.type == "cpu" else self._device
                 raise ArgumentError(f"the parameters of an offloaded model are the engine's, of {dtype} on {where}; convert or move "
                                     f"the model (to {moved.dtype}, {moved.device}) before offload(), or give offload() device=")
+            if moved is not probe or moved.is_shared() and moved.device.type == "cpu":
+                raise ArgumentError("the parameters of an offloaded model are the engine's, in memory that is not the model's to make anew "
+                                    "or to share with processes: call share_memory() or to_empty() before offload()")
         return self._module()
 
     def __reduce__(self) -> Any:

@@ -25,7 +25,7 @@ import warnings
 import weakref
 from functools import partial
 from itertools import islice
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
@@ -51,6 +51,15 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 def _is_made_since(node: int, x: torch.Tensor) -> bool:
     return x.grad_fn is not None and x.grad_fn._sequence_nr() >= node
+
+
+def _inside_of(x: Any) -> "list[Any]":
+    """What an object holds that torch's trees take for a leaf: an element of a set, a value of a mapping, an attribute."""
+    if isinstance(x, (torch.Tensor, *_PLAIN)):
+        return []
+    if isinstance(x, (set, frozenset, Mapping)):
+        return list(x.values() if isinstance(x, Mapping) else x)
+    return list(getattr(x, "__dict__", {}).values())
 
 
 def _attributes(module: nn.Module, sites: "set[int]") -> "Iterator[dict[str, Any]]":
@@ -106,6 +115,8 @@ class _BackwardBegins:
         task = _graph_task()
         if task != self._task:
             self._task = task
+            if torch.is_grad_enabled():
+                self._walk.warn_of_double_backward()
             self._walk._lend_backward(self._site)
 
 
@@ -169,6 +180,7 @@ class Walk:
         self.gathered: "dict[int, int]" = {}  # by unit, the address of values that it shows outside of leases
         self._views: "dict[tuple[int, int], torch.Tensor]" = {}
         self._warned = engine.dtype != torch.float32  # of autocast
+        self._warned_of_graph = False
         self._handles: "list[Any]" = []
         self._taken: "list[tuple[Unit, Member]]" = []  # by hook of a parameter
         self._thread = 0                    # in which the outermost module or the backward runs
@@ -583,6 +595,13 @@ class Walk:
             warnings.warn("autocast keeps a copy of every weight for backward, which is the memory that offload saves; "
                           "use parameters of bf16 without autocast", stacklevel=2)
 
+    def warn_of_double_backward(self) -> None:
+        """The graph that backward makes of itself keeps weights, which have no values when a second backward goes through it."""
+        if not self._warned_of_graph:
+            self._warned_of_graph = True
+            warnings.warn("create_graph=True: a second backward, through the graph of these gradients, reads weights of an offloaded model "
+                          "where they have no values, and gives NaN. sluice_offload.optim supports double backward", stacklevel=2)
+
     def _site_ends(self, site: Site, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(sys.exc_info()[1], _OtherThread):
             return
@@ -628,6 +647,8 @@ class Walk:
         on it would end; one that was changed in place has a new node. A view that the program changes in place
         later gets another node, and leaves its hook behind: what it is a view of keeps its own."""
         leaves = [output] if isinstance(output, torch.Tensor) else tree_flatten(output)[0]
+        if any(not isinstance(x, (torch.Tensor, *_PLAIN)) for x in leaves):
+            leaves += tree_flatten([_inside_of(x) for x in leaves])[0]
         found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
         has_outputs = bool(found)
         for attributes in site.kept:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -291,8 +292,12 @@ def test_conversions(pair):
                     lambda: model.to("meta")):
         with pytest.raises(sluice.ArgumentError, match="before offload"):
             convert()
+    for change in (lambda: model.share_memory(), lambda: model.blocks[1].to_empty(device="cpu")):
+        with pytest.raises(sluice.ArgumentError, match="share_memory.. or to_empty.. before offload"):
+            change()
     assert model.to("cpu") is model
     assert model.float() is model
+    assert model.to(memory_format=torch.channels_last) is model
     assert_still_right(pair)
 
 
@@ -607,7 +612,9 @@ def test_a_graph_of_the_gradients_is_not_kept(pair):
     reference, model, torchs, ours = pair
     for trained, optimizer in ((reference, torchs), (model, ours)):
         for micro in range(2):
-            trained(*batch(micro)).backward(create_graph=True)
+            loss = trained(*batch(micro))
+            with pytest.warns(UserWarning, match="second backward, .* gives NaN") if trained is model and micro == 0 else nullcontext():
+                loss.backward(create_graph=True)
         if trained is reference:
             torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
         optimizer.step()
@@ -775,13 +782,37 @@ def test_backward_twice_over_one_graph(pair):
 
 
 class Box:
+    __slots__ = ("value",)
+
     def __init__(self, value):
         self.value = value
 
 
 class Boxing(Block):
+    box, unbox = Box, staticmethod(lambda box: box.value)
+
     def forward(self, x):
-        return Box(super().forward(x if torch.is_tensor(x) else x.value))
+        return self.box(super().forward(x if torch.is_tensor(x) else self.unbox(x)))
+
+
+class Unboxing(Tiny):
+    def __init__(self):
+        super().__init__(block=Boxing)
+        self.norm.register_forward_pre_hook(lambda module, args: (Boxing.unbox(args[0]),))
+
+
+@pytest.mark.parametrize("box, unbox", [(lambda x: collections.UserDict(x=x), lambda box: box["x"]), (lambda x: {x}, lambda box: [*box][0]),
+                                        (lambda x: SimpleNamespace(beside=[1, x]), lambda box: box.beside[1])])
+def test_outputs_in_objects(config, monkeypatch, box, unbox):
+    """Such as the mapping that a tokenizer has made, to which a model adds its own."""
+    monkeypatch.setattr(Boxing, "box", staticmethod(box))
+    monkeypatch.setattr(Boxing, "unbox", staticmethod(unbox))
+    torch.manual_seed(0)
+    reference = Unboxing()
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=[Boxing])
+    assert_still_right((reference, model, adamw(reference, config), optimizer))
+    optimizer.close()
 
 
 def test_outputs_that_cannot_be_looked_into(config):
