@@ -25,10 +25,10 @@ std::string default_plugin_path() {
     places.push_back(std::filesystem::path(own.dli_fname).parent_path() /
                      "sluice/libsluice_mpi.so");
   places.emplace_back(SLUICE_MPI_PLUGIN_PREFIX);
+  places.emplace_back(SLUICE_MPI_PLUGIN_BUILT);  // nothing in a build without tests
   for (const std::filesystem::path& place : places)
     if (std::filesystem::exists(place, ignored)) return place.string();
-  const std::string built = SLUICE_MPI_PLUGIN_BUILT;  // nothing in a build without tests
-  return built.empty() ? places.front().string() : built;
+  return places.front().string();
 }
 
 [[noreturn]] void refuse_plugin(const std::string& path, const std::string& why) {
@@ -42,7 +42,9 @@ std::unique_ptr<MessagePort> open_plugin(const std::string& path) {
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     const char* const text = ::dlerror();
-    refuse_plugin(path, text == nullptr ? "unknown reason" : text);
+    refuse_plugin(path, fmt::format("{}; MPI needs Sluice's component mpi (Debian's package "
+                                    "sluice-mpi; wheels have none) and the MPI of its build",
+                                    text == nullptr ? "unknown reason" : text));
   }
   void* const symbol = ::dlsym(library, SLUICE_MPI_SYMBOL);
   if (symbol == nullptr)
