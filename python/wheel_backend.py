@@ -21,6 +21,7 @@ import zipfile
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCE = HERE.parent
 PACKAGE = "sluice_offload"
+PACKAGES = "`tools/install_packages.sh run` installs what a build needs"
 LIBRARY, COMMAND = "libsluice.so", "bin/sluice"
 # The place of each compiled part in the wheel, and in a build tree.
 PLACES = {LIBRARY: "capi/libsluice.so", COMMAND: "tools/sluice", "lib/": "engine/libsluice_cxx.so"}
@@ -36,11 +37,20 @@ def _project():
     return {key: value.strip('"') for key, value in pairs}
 
 
+def _need(*programs):
+    missing = [program for program in programs if not shutil.which(program)]
+    if missing:
+        names = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+        raise SystemExit(f"{names} {'is' if len(missing) == 1 else 'are'} missing: {PACKAGES}")
+
+
 def _built(work):
     """The compiled files by their places in the package."""
     # pip runs this in python/, so that relative paths mean the top of the checkout.
     library = os.environ.get("SLUICE_LIBRARY")
     if library:
+        if not (SOURCE / library).is_file():
+            raise SystemExit(f"SLUICE_LIBRARY: {SOURCE / library} is no file")
         return {LIBRARY: SOURCE / library}
     given = os.environ.get("SLUICE_BUILD")
     build = SOURCE / given if given else pathlib.Path(work) / "build"
@@ -50,7 +60,8 @@ def _built(work):
                         f"-DSLUICE_CUDA={os.environ.get('SLUICE_CUDA', 'AUTO')}", "-DSLUICE_NCCL=OFF",
                         f"-DSLUICE_CUDA_ARCHITECTURES={os.environ.get('SLUICE_CUDA_ARCHITECTURES', ARCHITECTURES)}"], check=False)
         if configured.returncode:
-            raise SystemExit("CMake failed; its messages are above. Where the CUDA compiler is the cause, SLUICE_CUDA=OFF leaves it out")
+            raise SystemExit(f"CMake failed; its messages are above. Where a package is missing, {PACKAGES}. Where the CUDA compiler is the "
+                             "cause, SLUICE_CUDA=OFF leaves it out")
         subprocess.run(["cmake", "--build", build, "--target", "sluice_c", "sluice_shared", "sluice"], check=True)
     found = {}
     for place, path in PLACES.items():
@@ -77,6 +88,9 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     project = _project()
     cross = os.environ.get("SLUICE_CROSS", "")
     tag = f"py3-none-linux_{cross.split('-')[0] or platform.machine()}"
+    strip = f"{cross}-strip" if cross else "strip"
+    is_given = os.environ.get("SLUICE_LIBRARY") or os.environ.get("SLUICE_BUILD")
+    _need(*([] if is_given else ["cmake", "ninja"]), strip)
     stem = f"{PACKAGE}-{project['version']}"
     files = {path.name: path.read_bytes() for path in sorted((HERE / PACKAGE).iterdir()) if path.suffix == ".py" or path.name == "py.typed"}
     files |= {place: path.read_bytes() for place, path in _headers().items()}
@@ -85,7 +99,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         for place, path in built.items():
             stripped = pathlib.Path(work) / "stripped"
             shutil.copyfile(path, stripped)
-            subprocess.run([f"{cross}-strip" if cross else "strip", "--strip-unneeded", stripped], check=True)
+            subprocess.run([strip, "--strip-unneeded", stripped], check=True)
             files[place] = stripped.read_bytes()
     files = {f"{PACKAGE}/{place}": data for place, data in files.items()}
     files[f"{PACKAGE}_command.py"] = (HERE / f"{PACKAGE}_command.py").read_bytes()

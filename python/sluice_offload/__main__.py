@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from typing import Any, Callable
@@ -27,9 +28,21 @@ def _torch() -> str:
     return f"torch {torch.__version__} on {torch.get_num_threads()} threads"
 
 
+def _commit() -> str:
+    """The commit of the library in this package, as the command beside it says; nothing where that is unknown."""
+    from . import command
+    try:
+        told = json.loads(subprocess.run([command.HERE / "bin" / "sluice", "version", "--json"], capture_output=True, check=True).stdout)
+    except (OSError, subprocess.CalledProcessError):  # a wheel without the command
+        return ""
+    changes = " with changes" if told["git_modified"] else ""
+    return f", commit {told['git_commit'][:12]}{changes}" if told["git_commit"] else ""
+
+
 def _library() -> str:
     from . import library
-    return f"libsluice {library.library().version()}, C interface {library.ABI_VERSION}: {library.path()}"
+    commit = "" if os.environ.get("SLUICE_LIBRARY") else _commit()
+    return f"libsluice {library.library().version()}{commit}, C interface {library.ABI_VERSION}: {library.path()}"
 
 
 def _storage() -> str:

@@ -197,7 +197,8 @@ class Library:
             self._dll = C.CDLL(found)
         except OSError as error:
             raise SluiceError(f"cannot load {found}: {error}; the package is built by `pip wheel ./python` in Sluice's "
-                              "source tree, and SLUICE_LIBRARY may name another libsluice.so") from error
+                              "source tree, and SLUICE_LIBRARY may name another libsluice.so. If another library is missing: "
+                              "it is in the packages of tools/packages.txt, and a wheel of tools/wheel.sh holds it") from error
         if self._dll.sluice_abi_version() != ABI_VERSION:
             raise SluiceError(f"{found} has version {self._dll.sluice_abi_version()} of the C interface, but this package "
                               f"is made for {ABI_VERSION}; install both from one source tree")

@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import types
 
 import pytest
 import torch
 
-from sluice_offload import engine, gpus
+from sluice_offload import __main__, command, engine, gpus, library
 from sluice_offload.__main__ import main
 
 
@@ -22,6 +23,27 @@ def test_says_what_works(tmp_path, capsys):
     # Three steps: the state is written three times, and read twice, and perhaps a third time ahead.
     moved = int(said.split(f"{tmp_path}: ")[1].split()[0])
     assert 5 * 8 <= moved <= 6 * 8
+
+
+def test_says_which_commit_was_built(tmp_path, monkeypatch):
+    """All commits have one version. The command of a wheel, which the library's build made, knows."""
+    program = tmp_path / "bin" / "sluice"
+    program.parent.mkdir()
+    monkeypatch.setattr(command, "HERE", tmp_path)
+    monkeypatch.delenv("SLUICE_LIBRARY", raising=False)
+    monkeypatch.setattr(library, "library", lambda: types.SimpleNamespace(version=lambda: "0.1.0"))
+
+    def said(*lines):
+        program.write_text("\n".join(["#!/bin/sh", *lines]), encoding="utf-8")
+        program.chmod(0o755)
+        return __main__._library().split(":")[0]
+    for is_modified, words in (("false", "commit 0123456789ab"), ("true", "commit 0123456789ab with changes")):
+        found = said(f"""echo '{{"git_commit": "{'0123456789abcdef' * 2}", "git_modified": {is_modified}}}'""")
+        assert found == f"libsluice 0.1.0, {words}, C interface {library.ABI_VERSION}"
+    for line in ("exit 1", """echo '{"git_commit": null, "git_modified": null}'"""):
+        assert said(line) == f"libsluice 0.1.0, C interface {library.ABI_VERSION}"
+    monkeypatch.setenv("SLUICE_LIBRARY", "libsluice.so")
+    assert "commit" not in said(f"""echo '{{"git_commit": "0", "git_modified": false}}'"""), "it is of another build"
 
 
 @pytest.mark.parametrize("why, words", [("", "ok  cuda:0, A GPU: Sluice can use it"), (
@@ -41,7 +63,7 @@ def test_says_what_does_not(tmp_path, capsys):
     assert f"ok  {tmp_path}: " in said
     broken = subprocess.run([sys.executable, "-m", "sluice_offload", "doctor"], capture_output=True, text=True,
                             env={**os.environ, "SLUICE_LIBRARY": str(tmp_path / "libsluice.so")})
-    assert broken.returncode == 1 and "NO  library: cannot load" in broken.stdout and "Traceback" not in broken.stderr
+    assert broken.returncode == 1 and "NO  library: cannot load" in broken.stdout and "tools/packages.txt" in broken.stdout and "Traceback" not in broken.stderr
 
 
 @pytest.mark.parametrize("what", ["raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')", "raise OSError('libtorch.so')"])

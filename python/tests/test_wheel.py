@@ -76,15 +76,39 @@ def test_a_wheel_without_the_command_says_so(monkeypatch, tmp_path, capsys):
     assert "has no libsluice_cxx.so" in capsys.readouterr().err
 
 
-def test_a_build_tree_that_lacks_a_part_is_refused(monkeypatch, tmp_path):
+@pytest.fixture
+def backend(monkeypatch):
     spec = importlib.util.spec_from_file_location("wheel_backend", TOOLS.parent / "python" / "wheel_backend.py")
-    backend = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(backend)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     monkeypatch.delenv("SLUICE_LIBRARY", raising=False)
+    return module
+
+
+def test_a_build_tree_that_lacks_a_part_is_refused(backend, monkeypatch, tmp_path):
     monkeypatch.setenv("SLUICE_BUILD", str(tmp_path))
     with pytest.raises(SystemExit, match="capi/libsluice.so is missing: build the targets"):
         backend.build_wheel(str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_build_without_its_programs_says_how_to_get_them(backend, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLUICE_BUILD", raising=False)
+    with pytest.raises(SystemExit, match="cmake, ninja and strip are missing: .*tools/install_packages.sh run"):
+        backend.build_wheel(str(tmp_path))
+    monkeypatch.setenv("SLUICE_LIBRARY", str(tmp_path / "lib.so"))
+    (tmp_path / "strip").write_text("#!/bin/sh\n", encoding="utf-8")
+    (tmp_path / "strip").chmod(0o755)
+    with pytest.raises(SystemExit, match="SLUICE_LIBRARY: .*/lib.so is no file"):
+        backend.build_wheel(str(tmp_path))
+
+
+def test_the_documents_install_a_wheel_again():
+    """Every commit has one version, so that pip would leave an older commit's wheel."""
+    documents = [TOOLS.parent / name for name in ("README.md", "docs/install.md", "docs/pytorch.md")]
+    for path in documents:
+        assert "pip wheel ./python -w dist && pip install --force-reinstall dist/" in path.read_text(encoding="utf-8"), path
 
 
 def test_licenses_of_libraries(tmp_path):
