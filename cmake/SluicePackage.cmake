@@ -32,7 +32,7 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sluiceConfig.cmake ${CMAKE_CURRENT_BIN
         DESTINATION ${package_dir} COMPONENT development)
 
 # pkg-config: a static library names all that it needs, a shared one nothing.
-file(RELATIVE_PATH pkg_up /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+file(RELATIVE_PATH pkg_up "${CMAKE_INSTALL_PREFIX}/${SLUICE_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
 set(pkg_cuda "")
 if(SLUICE_HAVE_CUDA)
   get_target_property(pkg_cuda CUDA::cudart_static IMPORTED_LOCATION)

@@ -3,7 +3,7 @@
 
 Configures a copy of this tree in a folder whose name has a space, with a CUDA compiler that CUDACXX names and architectures that
 CMAKE_CUDA_ARCHITECTURES names, and compiles one CUDA source there. CXXFLAGS has -ffast-math, which every command to compile takes back.
-CMAKE_CUDA_HOST_COMPILER is heeded. A CUDA compiler that takes no C++ compiler here is left out, and the command says why."""
+CMAKE_CUDA_HOST_COMPILER is heeded, and so is a CMAKE_INSTALL_LIBDIR that is an absolute path. A CUDA compiler that takes no C++ compiler here is left out, and the command says why."""
 
 import os
 import pathlib
@@ -44,13 +44,17 @@ def main():
         compiler = script(tree.parent / "compiler", f'exec "{sys.argv[1]}" "$@"')
         host = script(tree.parent / "host", 'touch "$0.called"\nexec c++ "$@"')
         rules = configure(tree, build, "-DSLUICE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=80", f"-DCMAKE_CUDA_HOST_COMPILER={host}",
-                          CUDACXX=str(compiler), CXXFLAGS="-ffast-math")
+                          f"-DCMAKE_INSTALL_PREFIX={tree.parent}", f"-DCMAKE_INSTALL_LIBDIR={tree.parent}/lib 64", CUDACXX=str(compiler), CXXFLAGS="-ffast-math")
         cache = (build / "CMakeCache.txt").read_text(encoding="utf-8")
         for line in (f"SLUICE_NVCC:FILEPATH={compiler}", "SLUICE_CUDA_ARCHITECTURES:STRING=80"):
             assert line in cache.splitlines(), line
         flags = [line for line in re.findall(r"^ +FLAGS = (.* -std=c\+\+20\b.*)", rules, re.MULTILINE) if "-ffast-math" in line]
         inexact = [line for line in flags if "-fno-fast-math" not in line.split("-ffast-math")[1]]
         assert len(flags) > 20 and not inexact, inexact[:1]
+        text = (build / "static/sluice.pc").read_text(encoding="utf-8").replace("${pcfiledir}", f"{tree.parent}/lib 64/pkgconfig")
+        places = dict(line.split("=", 1) for line in text.splitlines()[:3])
+        for name, folder in (("libdir", "lib 64"), ("includedir", "include")):
+            assert os.path.normpath(places[name].replace("${prefix}", places["prefix"])) == f"{tree.parent}/{folder}", places
         called = pathlib.Path(f"{host}.called")
         called.unlink()
         compile_alone(build, rules, SOURCE)
