@@ -73,7 +73,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         `precision`. The gradient is the sum over the backward passes of a step, as torch's, and clipped to
         `optimizer.clip_norm`.
     units: the classes of modules, or their names, that are fetched as one; by default those that the model names in
-        `_no_split_modules`, else the children of its ModuleLists and Sequentials.
+        `_no_split_modules`, else the children of its ModuleLists and Sequentials. One that is most of the model is looked into.
     lr: the learning rate, by default the config's `optimizer.learning_rate`.
     values: where the parameters' values are, by name, for a model on the meta device.
     restore: the folder of a checkpoint that `optimizer.save()` has written. Parameters, masters, moments, step and learning

@@ -117,13 +117,39 @@ def is_of_torch(module: nn.Module) -> bool:
 def _classes(model: nn.Module, units: "Sequence[type | str] | None") -> "tuple[set[str], tuple[type, ...], set[int]]":
     """Returns the three ways to name a unit's module: names of classes, classes, or its own id."""
     if units is None:
-        units = getattr(model, "_no_split_modules", None) or None
-    if units is not None:
-        names = {unit for unit in units if isinstance(unit, str)}
-        return names, tuple(unit for unit in units if isinstance(unit, type)), set()
-    children = {id(child) for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))
-                and len(module) > 1 for child in module}
-    return set(), (), children
+        return set(), (), set(_usual_units(model, _elements(model)))
+    names = {unit for unit in units if isinstance(unit, str)}
+    return names, tuple(unit for unit in units if isinstance(unit, type)), set()
+
+
+def _elements(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1
+
+
+def _usual_units(module: nn.Module, total: int) -> "Iterator[int]":
+    """The ids of units in `module`, where the program names none. `total`: elements of the model."""
+    named = getattr(module, "_no_split_modules", None)
+    for part in module.modules() if named else ():
+        if type(part).__name__ in named:
+            yield id(part)
+    for child in module.children() if not named else ():
+        if _is_list(module) and not _is_of_several(child, total):
+            yield id(child)
+        else:
+            yield from _usual_units(child, total)
+
+
+def _is_of_several(module: nn.Module, total: int) -> bool:
+    """Whether units are to be found in a list's element: one that is most of the model, such as a backbone before its head, would
+    take as much memory as the model."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) or any(getattr(part, "_no_split_modules", None) for part in module.modules()):
+        return True
+    own = _elements(module)
+    return 2 * own > total and any(_is_list(part) and 2 * _elements(part) > own for part in module.modules())
 
 
 def _lists_of(module: nn.Module, prefix: str = "") -> "Iterator[tuple[str, nn.Module]]":

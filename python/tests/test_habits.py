@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler as schedules
 import sluice_offload as sluice
 from conftest import Block, batch, tiny, train
 from sluice_offload.errors import _WORDS, error_of
+from sluice_offload.units import find_units
 
 
 class Normed(nn.Module):
@@ -260,6 +261,19 @@ def test_remedies_of_eager_updates_are_those_of_torch(theirs):
     text = re.sub(r'"\s+"', "", source)  # as the compiler joins texts
     told = next(words for words in _WORDS if words in text)
     assert _WORDS[told] in str(error_of(2, f"acquire: {told} or so")) and told not in str(error_of(2, told))
+
+
+def test_a_backbone_in_front_of_its_head_is_several_units():
+    """As one it would take as much memory as the model. What the backbone itself names counts, too."""
+    def names(model):
+        return [unit.name for unit in find_units(model).units]
+    backbone, head = tiny(), nn.Linear(61, 2)
+    blocks = [f"0.blocks.{i}" for i in range(3)]
+    assert names(nn.Sequential(backbone, head)) == ["0", "0.embedding", *blocks, "0.norm", "1"]
+    assert names(nn.Sequential(nn.Sequential(backbone, nn.ReLU()), head))[2:5] == ["0." + name for name in blocks]
+    assert names(nn.Sequential(head, nn.Linear(2, 90))) == ["0", "1"], "a large one that is no list of others"
+    backbone._no_split_modules = ["Linear"]
+    assert "0.blocks.1.mlp.1" in names(nn.Sequential(backbone, nn.Linear(61, 2000)))
 
 
 def test_a_parameter_in_the_forward_of_another_module(config):
