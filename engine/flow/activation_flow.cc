@@ -58,8 +58,8 @@ void ActivationFlow::check_next(const ActivationRef& ref, ActivationAction actio
   if (next_access_ == plan_->accesses.size()) fail("the step has no more activations");
   const ActivationAccess& next = access_at(next_access_);
   if (next.ref != ref || next.action != action)
-    fail(fmt::format("{} {} is next (engine/plan/activation_plan.h has the sequence)",
-                     name_of(next.action), describe(next.ref)));
+    fail(fmt::format("{} {} is next (sluice/step.h has the sequence)", name_of(next.action),
+                     describe(next.ref)));
   if (next_access_ >= held_max_ && !is_released_[next_access_ - held_max_])
     fail(
         fmt::format("{} {} is still held, and {} accesses have come since; those of an earlier use "
@@ -94,7 +94,8 @@ void ActivationFlow::release(const LeasedActivation& lease) noexcept {
   record_lease_end(device_, transfers_.used_event(lease.access), lease.stream);
   is_released_[lease.access] = true;
   --held_;
-  if (guard_ != nullptr)
+  if (guard_ != nullptr &&
+      !guard_->end_at_once(place_of(lease.access), transfers_.used_event(lease.access)))
     scheduler_.post([this, access = lease.access] {
       guard_->end(place_of(access), transfers_.used_event(access));
     });

@@ -55,9 +55,33 @@ std::byte* LeaseGuard::lend(const LentMemory& memory) {
 void LeaseGuard::end(const LentMemory& memory, EventId computed) {
   if (memory.data == nullptr) return;
   device_.wait(stream_.id(), computed);
-  device_.notify(stream_.id(), [this, memory] {
-    view_of(memory).close(memory.data, memory.size_bytes, memory.access);
-  });
+  device_.notify(stream_.id(), [this, memory] { close(memory); });
+}
+
+bool LeaseGuard::end_at_once(const LentUse& use, EventId computed) noexcept {
+  if (!has_occurred(computed)) return false;
+  close(use.parameters);
+  close(use.gradients);
+  return true;
+}
+
+bool LeaseGuard::end_at_once(const LentMemory& memory, EventId computed) noexcept {
+  if (!has_occurred(computed)) return false;
+  close(memory);
+  return true;
+}
+
+// A device that cannot say so ends the access later, and reports its failure there.
+bool LeaseGuard::has_occurred(EventId event) const noexcept {
+  try {
+    return device_.is_complete(event);
+  } catch (...) {
+    return false;
+  }
+}
+
+void LeaseGuard::close(const LentMemory& memory) noexcept {
+  if (memory.data != nullptr) view_of(memory).close(memory.data, memory.size_bytes, memory.access);
 }
 
 void check_guard(const Config& config, const Device& device) {

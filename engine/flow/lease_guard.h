@@ -5,7 +5,8 @@
 // the bytes of another unit. The guard works only on the host device, because only this device's
 // memory can be mapped a second time.
 //
-// Thread rule: the application's thread calls lend(), and the scheduler's thread calls end().
+// Thread rule: the application's thread calls lend() and end_at_once(), and the scheduler's thread
+// calls end().
 #pragma once
 
 #include <cstddef>
@@ -44,6 +45,9 @@ class LeaseGuard {
   // is called. The application may read parameters, and may read and write gradients.
   LentUse lend(LeasedUse& lease);
   void end(const LentUse& use, EventId computed);
+  // If the event `computed` has occurred already, ends the application's access before the call
+  // returns. Otherwise does nothing and returns false.
+  bool end_at_once(const LentUse& use, EventId computed) noexcept;
 
   // Returns an address. Until end(), the application has access to the lent memory at this address.
   // If nothing is lent, the address is null.
@@ -51,9 +55,12 @@ class LeaseGuard {
   std::byte* lend(const LentMemory& memory);
   // Ends the application's access when the event `computed` has occurred.
   void end(const LentMemory& memory, EventId computed);
+  bool end_at_once(const LentMemory& memory, EventId computed) noexcept;
 
  private:
   GuardedView& view_of(const LentMemory& memory);
+  bool has_occurred(EventId event) const noexcept;
+  void close(const LentMemory& memory) noexcept;
 
   const Layout& layout_;
   Device& device_;

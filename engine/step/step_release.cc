@@ -19,7 +19,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   lease_ends_.note(state.stream, released);
   end_trace_range(state.range);
   --leases_held_;
-  if (guard_ != nullptr)
+  if (guard_ != nullptr && !guard_->end_at_once(state.lent, released))
     scheduler_.post(
         [this, use = lease.use] { guard_->end(uses_[use].lent, uses_[use].released()); });
   end_uses();

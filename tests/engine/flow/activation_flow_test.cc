@@ -291,7 +291,7 @@ TEST_F(ActivationCalls, ComeInSequence) {
   };
   EXPECT_NE(refuse([&] {
               (void)step.load({.boundary = 0}, stream_);
-            }).find("save activation 0 of micro-batch 0 is next"),
+            }).find("save activation 0 of micro-batch 0 is next (sluice/step.h"),
             std::string::npos);
   EXPECT_NE(refuse([&] { (void)step.save({.boundary = 1}, stream_); }).find("is next"),
             std::string::npos);
