@@ -127,7 +127,8 @@ typedef struct sluice_step_options {
   uint32_t micro_batches;  // the expected number; at least 1
 } sluice_step_options;
 
-// The program may know these values only after the backward pass.
+// The program may know these values only after the backward pass. With optimizer.overlap "eager",
+// which "auto" may choose, the values must not differ from those of sluice_begin_step().
 typedef struct sluice_finish_options {
   double learning_rate;                // negative = the rate of sluice_begin_step()
   double gradient_divisor;             // 0 = the divisor of sluice_begin_step()
@@ -210,7 +211,8 @@ sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options
 // ends the step, unless the status is SLUICE_INVALID_ARGUMENT.
 sluice_status sluice_finish_step(sluice_engine* engine, const sluice_finish_options* options,
                                  sluice_step_report* report);
-// Ends the step without an update, and ends every lease.
+// Ends the step without an update, and ends every lease. With optimizer.overlap "eager", which
+// "auto" may choose, blocks may be updated already. Later calls then fail with SLUICE_POISONED.
 sluice_status sluice_abandon_step(sluice_engine* engine);
 // The factor by which the application multiplies the loss in the active step.
 sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
@@ -274,8 +276,7 @@ sluice_status sluice_restore(sluice_engine* engine, const char* folder, int conv
 // The program makes this call instead of sluice_initialize() if the config has storage.state
 // (docs/durable.md). The call resumes from the durable store's last commit and sets `*is_new` to 0.
 // If there is no store, the call makes a store from `values` and sets `*is_new` to 1. If
-// `accepts_changes` is not 0, the call resumes even if the config has other numbers than the
-// commit.
+// `accepts_changes` is not 0, the call resumes even if the config's numbers are not the commit's.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
 // Sets a text that is saved with the commit of each step that finishes after this call and is not
@@ -284,8 +285,7 @@ sluice_status sluice_set_application(sluice_engine* engine, const char* text);
 // Commits the last step, even if no commit is due. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
 // Gives the last step whose commit is durable. After sluice_engine_create(), the result is the step
-// from which sluice_open_or_create() will continue. `*has_one` is 0 if no step is committed, or if
-// there is no durable store.
+// from which sluice_open_or_create() will continue. `*has_one` is 0 if nothing is committed.
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
 // sluice_application_text() returns the text that was saved with the opened checkpoint or commit.
 // sluice_restore() opens a checkpoint, and sluice_open_or_create() opens a commit.
@@ -491,8 +491,8 @@ typedef struct sluice_trace_result {
 // Each of the `rank_count` processes writes its own file. `rank` is the number of this process.
 // Fails with SLUICE_INPUT if the file cannot be created, with SLUICE_UNSUPPORTED if the process has
 // no descriptor left, with SLUICE_OUT_OF_MEMORY if there is no memory for records, and with
-// SLUICE_INVALID_ARGUMENT if a trace is running. In a forked child, this call and
-// sluice_trace_stop() fail with SLUICE_FORKED.
+// SLUICE_INVALID_ARGUMENT if a trace is running. If the parent of a forked child has called this
+// function or sluice_trace_stop(), both functions fail in the child with SLUICE_FORKED.
 sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);
 // The call writes the remaining records and closes the file. `result` may be null. If no trace is
 // running, the call does nothing.

@@ -1,6 +1,7 @@
 #include "cpu_optim/optimizer_options.h"
 
 #include <cmath>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -71,6 +72,8 @@ UpdateCoefficients coefficients_of(const OptimizerOptions& options, double learn
   if (step == 0) refuse("optimizer: step 0; steps count from 1");
   require(learning_rate >= 0 && std::isfinite(learning_rate), "the learning rate", learning_rate,
           "finite and not negative");
+  require(learning_rate <= std::numeric_limits<float>::max(), "the learning rate", learning_rate,
+          "at most 3.4e38, where fp32 ends");
   require(std::isfinite(gradient_scale), "the gradient's scale",
           static_cast<double>(gradient_scale), "finite");
   const AdamOptions& adam = options.adam;

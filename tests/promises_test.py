@@ -14,7 +14,8 @@ header and each function below such a comment, the promise cut into clauses, and
 The page of results about reliability names the tests of what it says in the same way; they have to exist, too.
 
 Complaints: a promise whose words no clause covers, a clause that the header does not have (any more), a test that does not exist, and a
-clause that speaks of an error code whose tests' files never speak of that code.
+clause that speaks of an error code whose tests' files never speak of that code. And a comment of a public header that names a header which
+is not installed, so that a reader of the package cannot look there.
 """
 
 import argparse
@@ -39,6 +40,8 @@ PROMISE = re.compile(
     r"|\bNot while\b|\b[Mm]ust not\b|\bhas to have\b|\bOnce, |\bcannot be set\b")
 # Words that may stand between clauses.
 GLUE = re.compile(r"\b(Fails|further|with|Requires|and|or|for|when|where|while|in|if)\b|[\s,;:.()]+")
+# A header of the source tree, as comments name it.
+INNER = re.compile(r"^[^#\n]*?//.*?\b((?:base|capi|cpu_optim|engine|gpu|io|tools)/[\w/]+\.h)\b", re.M)
 TEST = re.compile(r"\b(?:TYPED_)?TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\s*\)")
 
 
@@ -153,6 +156,9 @@ def complaints(root):
     tests = Tests(root)
     public = [path.relative_to(root).as_posix() for path in sorted(root.glob("*/include/sluice/*.h"))]
     headers = [*public, *(path.relative_to(root).as_posix() for path in sorted(root.glob("capi/sluice*.h")))]
+    for header in headers:
+        for inner in INNER.findall((root / header).read_text(encoding="utf-8")):
+            yield f"{header}: a comment names {inner}, which is not installed"
     for header in dict.fromkeys([*headers, *table]):
         if not (root / header).exists():
             yield f"{header}: it is in {TABLE}, but there is no such header"
@@ -236,6 +242,8 @@ def self_test():
         (header, test.replace("Fails", "Works"), table, "does not exist"),
         (header, test.replace("ErrorCode::kIo", ""), table, "is kIo, of which no file"),
         ("// Fine.\nvoid open();\n", test, table, "promises nothing"),
+        (header + "#include \"engine/x.h\"\n// sluice/x.h has more.\n", test, table, None),
+        (header + "int y;  // see engine/plan/x.h\n", test, table, "names engine/plan/x.h"),
     ]
     pages = {number: "" for number in range(len(cases))}
     for page, expected in (("`Open.Fails`, `x.py:y z`", None), ("`Open.Works`", "does not exist"), ("`x_cases.py:test_y`", "does not exist")):

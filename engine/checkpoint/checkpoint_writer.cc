@@ -81,6 +81,12 @@ void check_options(const SaveOptions& options) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("save: the application's text of {} bytes is not UTF-8",
                             options.application.size()));
+  for (const auto& [name, value] : options.hyperparameters) {
+    if (!is_utf8(name))
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("save: the name \"{}\" in SaveOptions::hyperparameters is not UTF-8",
+                              valid_utf8(name)));
+  }
 }
 
 void check_names(const std::map<std::string, std::string>& files, const CheckpointPlan& plan) {

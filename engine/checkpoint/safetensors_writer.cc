@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <set>
 
 #include <fcntl.h>
@@ -9,18 +10,22 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <sluice/error.h>
 #include <sluice/safetensors.h>
 #include "base/file_flush.h"
 #include "base/random_suffix.h"
 #include "base/unique_fd.h"
+#include "base/utf8.h"
 #include "engine/checkpoint/safetensors_header.h"
 
 namespace sluice {
 namespace {
 
 constexpr std::uint64_t kPieceBytes = 4 << 20;
+// No file is longer, and the header needs a part of this.
+constexpr std::uint64_t kAllTensorsBytesMax = std::numeric_limits<off_t>::max() / 2;
 
 [[noreturn]] void fail_writing(const char* what, const std::string& path, int error) {
   const bool is_input = error == ENOENT || error == EACCES || error == ENOTDIR || error == EROFS ||
@@ -48,6 +53,15 @@ class Replacement {
     if (!is_whole_) (void)::unlink(own_.c_str());
   }
 
+  // Finds out that a large file has no room before its bytes are made and written.
+  void reserve(std::uint64_t size_bytes) {
+    int result = 0;
+    do {
+      result = ::fallocate(file_.get(), 0, 0, static_cast<off_t>(size_bytes));
+    } while (result != 0 && errno == EINTR);
+    if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS)
+      fail_writing("allocation", path_, errno);
+  }
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const ssize_t done = ::write(file_.get(), bytes.data(), bytes.size());
@@ -72,21 +86,49 @@ class Replacement {
   bool is_whole_ = false;
 };
 
+[[noreturn]] void refuse_to_write(const std::string& why) {
+  throw Error(ErrorCode::kInvalidArgument, "write_safetensors_file: " + why);
+}
+
+// Returns kAllTensorsBytesMax + 1 for every larger size.
+std::uint64_t bounded_bytes(const SafetensorsTensor& tensor) {
+  std::uint64_t bytes = safetensors_element_bytes(tensor.dtype);
+  for (const std::uint64_t extent : tensor.shape) {
+    if (extent == 0) return 0;
+    bytes = bytes > kAllTensorsBytesMax / extent ? kAllTensorsBytesMax + 1 : bytes * extent;
+  }
+  return bytes;
+}
+
 std::vector<SafetensorsEntry> entries_of(std::span<const SafetensorsTensor> tensors) {
   std::vector<SafetensorsEntry> entries;
   std::set<std::string> names;
+  std::uint64_t all_bytes = 0;
   for (const SafetensorsTensor& tensor : tensors) {
+    if (!is_utf8(tensor.name))
+      refuse_to_write(fmt::format("the name \"{}\" is not UTF-8", valid_utf8(tensor.name)));
     if (safetensors_element_bytes(tensor.dtype) == 0)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("write_safetensors_file: tensor \"{}\" is of type \"{}\", expected "
-                              "F32, BF16, F16 or I16",
-                              tensor.name, tensor.dtype));
+      refuse_to_write(fmt::format("tensor \"{}\" is of type \"{}\", expected F32, BF16, F16 or I16",
+                                  tensor.name, valid_utf8(tensor.dtype)));
     if (tensor.name == "__metadata__" || !names.insert(tensor.name).second)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("write_safetensors_file: the name \"{}\" is taken", tensor.name));
+      refuse_to_write(fmt::format("the name \"{}\" is taken", tensor.name));
+    const std::uint64_t bytes = bounded_bytes(tensor);
+    if (bytes > kAllTensorsBytesMax - all_bytes)
+      refuse_to_write(
+          fmt::format("with tensor \"{}\" of shape [{}], the tensors have more than {} bytes",
+                      tensor.name, fmt::join(tensor.shape, ", "), kAllTensorsBytesMax));
+    all_bytes += bytes;
     entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
   }
   return entries;
+}
+
+void check_metadata(const std::map<std::string, std::string>& metadata) {
+  for (const auto& [key, text] : metadata) {
+    if (!is_utf8(key) || !is_utf8(text))
+      refuse_to_write(
+          fmt::format("the metadata \"{}\" is not UTF-8 in its key or text", valid_utf8(key)));
+  }
 }
 
 }  // namespace
@@ -95,8 +137,13 @@ void write_safetensors_file(const std::string& path, std::span<const Safetensors
                             const std::map<std::string, std::string>& metadata,
                             const SafetensorsBytes& bytes) {
   const std::vector<SafetensorsEntry> entries = entries_of(tensors);
-  Replacement file(path);
+  check_metadata(metadata);
+  if (!bytes) refuse_to_write("there is no function for the bytes");
   const std::string beginning = safetensors_beginning(entries, metadata);
+  std::uint64_t file_bytes = beginning.size();
+  for (const SafetensorsEntry& entry : entries) file_bytes += entry.size_bytes();
+  Replacement file(path);
+  file.reserve(file_bytes);
   file.write(std::as_bytes(std::span(beginning)));
   std::vector<std::byte> piece;
   for (std::size_t i = 0; i < entries.size(); ++i) {

@@ -13,8 +13,10 @@ namespace sluice {
 namespace {
 
 constexpr const char* kOtherModel =
-    "it is a checkpoint of another model; name a checkpoint of this model (`sluice train "
-    "--checkpoint DIR`), or set the config's model as it was when the checkpoint was saved";
+    "it is a checkpoint of another model; name a checkpoint of this model (with `sluice train`: "
+    "--checkpoint DIR), or make the model as it was when the checkpoint was saved";
+constexpr const char* kConverting =
+    "--convert (in C++ CheckpointPrecision::kConvert, in C `converts`)";
 
 }  // namespace
 
@@ -30,16 +32,18 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
   if (own.optimizer != wanted.optimizer)
     refuse("optimizer.type", std::string(name_of(own.optimizer)),
            std::string(name_of(wanted.optimizer)),
-           "their moments mean different things; start from the weights alone (--init)");
+           "their moments mean different things; start from the weights alone (--init, in a "
+           "program initialize())");
   if (own.parameter != wanted.parameter && !converts)
     refuse("precision", std::string(name_of(own.parameter)), std::string(name_of(wanted.parameter)),
-           "--convert changes the precision, and rounds the parameters from the masters again");
+           fmt::format("{} changes the precision, and rounds the parameters from the masters again",
+                       kConverting));
   if (own.moments != wanted.moments && !converts)
     refuse("optimizer.state", std::string(name_of(own.moments)),
            std::string(name_of(wanted.moments)),
            wanted.moments == OptimizerState::kFp32
-               ? "--convert continues from the rounded moments, in fp32"
-               : fmt::format("--convert rounds the moments to {}", name_of(wanted.moments)));
+               ? fmt::format("{} continues from the rounded moments, in fp32", kConverting)
+               : fmt::format("{} rounds the moments to {}", kConverting, name_of(wanted.moments)));
   std::map<std::string, const StateDescription::Tensor*> by_name;
   for (const StateDescription::Tensor& tensor : own.tensors) by_name[tensor.name] = &tensor;
   for (const StateDescription::Tensor& tensor : wanted.tensors) {
@@ -53,7 +57,7 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
     if (found->second->is_frozen != tensor.is_frozen && !converts)
       refuse(fmt::format("model.{}.frozen", tensor.name),
              found->second->is_frozen ? "true" : "false", tensor.is_frozen ? "true" : "false",
-             "--convert starts with zero moments where a tensor was frozen");
+             fmt::format("{} starts with zero moments where a tensor was frozen", kConverting));
     if (found->second->is_opaque != tensor.is_opaque)
       refuse(fmt::format("model.{}.opaque", tensor.name),
              found->second->is_opaque ? "true" : "false", tensor.is_opaque ? "true" : "false",

@@ -53,6 +53,9 @@ void check_tensors(const ModelSpec& spec) {
         fail(fmt::format("tensor \"{}\" has no extents; a single number has shape [1]",
                          tensor.name));
       check_name(tensor.name);
+      if (tensor.weight_decay > WeightDecay::kNone)
+        fail(fmt::format("tensor \"{}\" has WeightDecay {}, which does not exist", tensor.name,
+                         static_cast<int>(tensor.weight_decay)));
       const std::uint64_t count = bounded_count(tensor);
       if (count > kElementsMax - elements)
         fail(fmt::format("with tensor \"{}\" of shape [{}], the model has more than {} elements",

@@ -144,6 +144,9 @@ UpdateCoefficients DetachedOptimizer::Parts::check(const DetachedUpdate& update)
   if (found.element_count != 0 && (update.parameter == nullptr || update.gradient == nullptr))
     refuse_call(fmt::format("begin: tensor \"{}\" has no {}", found.name,
                             update.parameter == nullptr ? "parameter" : "gradient"));
+  if (update.gradient_dtype > DType::kFp16)
+    refuse_call(fmt::format("begin: tensor \"{}\" has a gradient of DType {}, which does not exist",
+                            found.name, static_cast<int>(update.gradient_dtype)));
   try {
     const OptimizerOptions options{
         .kind = config.optimizer.kind, .adam = update.adam, .momentum = update.momentum};

@@ -76,11 +76,13 @@ void StepFailure::give_up() {
 
 void StepFailure::abandoned_midway(std::uint64_t version) {
   if (poison_) return;
-  poison_ = Error(ErrorCode::kPoisoned,
-                  fmt::format("step {} was abandoned after blocks had been updated "
-                              "(optimizer.overlap eager), so the state is neither that of step "
-                              "{} nor of step {}; {}",
-                              version + 1, version, version + 1, way_back()));
+  poison_ =
+      Error(ErrorCode::kPoisoned,
+            fmt::format("step {} was abandoned after blocks had been updated "
+                        "(optimizer.overlap \"eager\", and \"auto\" where nothing is clipped; "
+                        "\"deferred\" waits for finish), so the state is neither that of "
+                        "step {} nor of step {}; {}",
+                        version + 1, version, version + 1, way_back()));
 }
 
 std::string StepFailure::way_back() const {

@@ -1,6 +1,7 @@
 #include "engine/step/step_terms.h"
 
 #include <cmath>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -20,8 +21,13 @@ void StepTerms::check(const char* call, const StepOptions& options) const {
   const auto check_rate = [&](const std::string& name, double rate) {
     if (!(rate >= 0) || !std::isfinite(rate))
       fail(fmt::format("{} is {}; it must be finite and not negative", name, rate));
+    if (rate > std::numeric_limits<float>::max())
+      fail(
+          fmt::format("{} is {}, but updates compute with fp32, which ends at 3.4e38", name, rate));
   };
   check_rate("learning_rate", options.learning_rate);
+  if (options.order > MicroBatchOrder::kVertical)
+    fail(fmt::format("MicroBatchOrder {} does not exist", static_cast<int>(options.order)));
   if (options.micro_batches == 0) fail("micro_batches is 0; a step has at least one");
   if (options.micro_batches > kMicroBatchesMax)
     fail(fmt::format("micro_batches is {}; a step has at most {}", options.micro_batches,
@@ -38,6 +44,11 @@ void StepTerms::check(const char* call, const StepOptions& options) const {
                      rates.size(), config_.optimizer.groups.size()));
   for (std::size_t i = 0; i < rates.size(); ++i)
     check_rate(fmt::format("group_learning_rates[{}]", i), rates[i]);
+  if (!rates.empty()) return;
+  const std::vector<Config::Optimizer::Group>& groups = config_.optimizer.groups;
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    check_rate(fmt::format("learning_rate times learning_rate_factor of optimizer.groups[{}]", i),
+               options.learning_rate * groups[i].learning_rate_factor);
 }
 
 StepTerms::End StepTerms::end(const FinishOptions& finish, OverlapPolicy policy) const {
@@ -53,8 +64,9 @@ StepTerms::End StepTerms::end(const FinishOptions& finish, OverlapPolicy policy)
   if (!is_announced && policy == OverlapPolicy::kEager)
     throw Error(ErrorCode::kInvalidArgument,
                 "finish: learning rate or divisor differ from those of begin_step(), with which "
-                "optimizer.overlap \"eager\" has already updated blocks; give them to begin_step() "
-                "or set optimizer.overlap to \"deferred\"");
+                "optimizer.overlap \"eager\" has already updated blocks (\"auto\" is eager where "
+                "nothing is clipped); give them to begin_step() or set optimizer.overlap to "
+                "\"deferred\"");
   return {.options = std::move(options), .is_announced = is_announced};
 }
 

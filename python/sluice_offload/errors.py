@@ -65,10 +65,10 @@ def in_a_step(call: str) -> ArgumentError:
 
 
 # Remedies of the command line, or for programs of C++ alone.
-_WORDS = {"--convert": "convert=True",
-          " (`sluice train --checkpoint DIR`), or set the config's model as it was when the checkpoint was saved": "",
-          "their moments mean different things; start from the weights alone (--init)": "their moments mean different things; the values "
-          "alone can be given to the model before offload()",
+_WORDS = {"--convert (in C++ CheckpointPrecision::kConvert, in C `converts`)": "convert=True", "--convert": "convert=True",
+          " (with `sluice train`: --checkpoint DIR), or make the model as it was when the checkpoint was saved": "",
+          "their moments mean different things; start from the weights alone (--init, in a program initialize())": "their moments mean "
+          "different things; the values alone can be given to the model before offload()",
           "declare the use in ModelSpec::backward_order, or set optimizer.overlap": "set optimizer.overlap",
           "give them to begin_step()": "change rates between two steps,"}
 

@@ -247,6 +247,10 @@ TEST_F(EngineError, BadStepOptionsAreNamed) {
   EXPECT_NE(complaint(ErrorCode::kInvalidArgument,
                       [&] { (void)engine.begin_step({.learning_rate = 1, .micro_batches = 0}); }),
             "");
+  const std::string order = complaint(ErrorCode::kInvalidArgument, [&] {
+    (void)engine.begin_step({.learning_rate = 1, .order = MicroBatchOrder{2}});
+  });
+  EXPECT_NE(order.find("MicroBatchOrder 2 does not exist"), std::string::npos) << order;
 }
 
 TEST_F(EngineError, AcquiringWhatIsNotThereIsAnError) {

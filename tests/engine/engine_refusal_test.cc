@@ -109,6 +109,20 @@ TEST_F(EngineRefusal, CallsWhileSomethingIsActive) {
   EXPECT_EQ(engine.committed_step(), 1u);
 }
 
+// Such an update would leave infinities in every weight.
+TEST_F(EngineRefusal, RatesBeyondFp32) {
+  config_.optimizer.groups = {{.tensors = {"wte"}, .learning_rate_factor = 100}};
+  Engine engine(config_, model_, *device_);
+  engine.initialize(toy_values());
+  const auto refuse = [&](const StepOptions& options, std::string_view words) {
+    expect_refused(ErrorCode::kInvalidArgument, {words}, [&] { (void)engine.begin_step(options); });
+  };
+  refuse({.learning_rate = 1e39}, "begin_step: learning_rate is 1e+39");
+  refuse({.learning_rate = 1e37}, "learning_rate_factor of optimizer.groups[0] is 1e+39");
+  refuse({.learning_rate = 1, .group_learning_rates = {1e39}}, "rates[0] is 1e+39");
+  (void)engine.begin_step({.learning_rate = 1e37, .group_learning_rates = {1}});
+}
+
 // The ways beside initialize() refuse the same values.
 TEST_F(EngineRefusal, ValuesOfAStoreThatAreNotFinite) {
   config_.storage.state = {.name = "run", .commit_every = 1};

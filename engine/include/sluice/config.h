@@ -46,7 +46,9 @@ enum class UntouchedPolicy : std::uint8_t { kUpdate, kSkip, kLazy };
 SLUICE_EXPORT std::string_view name_of(UntouchedPolicy policy);
 
 // The policy that says when blocks are updated (docs/design/updates.md). The result has the same
-// bits under every policy.
+// bits under every policy. kAuto may mean kEager if clip_norm is 0, non_finite is kStop, and the
+// loss scale is static. The eager policy updates blocks before Step::finish(). An application sets
+// kDeferred if it abandons steps, or if it gives rates or divisors to finish().
 enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative, kSerial };
 
 SLUICE_EXPORT std::string_view name_of(OverlapPolicy policy);
@@ -75,9 +77,8 @@ SLUICE_EXPORT std::string_view name_of(MicroBatchOrder order);
 
 // The place of the activations. Activations are the values that the forward pass computes and the
 // backward pass needs. With kKeep, the application keeps all activations. With every other value,
-// the engine keeps only the activations that one use of a unit passes to the next use
-// (engine/plan/activation_plan.h). The application then computes all other activations again in the
-// backward pass.
+// the engine keeps only the activations that one use of a unit passes to the next use (Step::save).
+// The application then computes all other activations again in the backward pass.
 enum class ActivationHome : std::uint8_t {
   kKeep,       // the application keeps all activations
   kRecompute,  // the engine keeps boundary activations in device memory
@@ -87,10 +88,10 @@ enum class ActivationHome : std::uint8_t {
 
 SLUICE_EXPORT std::string_view name_of(ActivationHome home);
 
-// These options say how the loss is scaled (engine/step/loss_scaler.h). The application multiplies
-// its loss, or the gradient of the loss, by Step::loss_scale(). The engine then divides the
-// gradients by the same factor. With a dynamic scale, a step whose gradients overflow is skipped,
-// even if Config::Optimizer::non_finite is kStop.
+// These options say how the loss is scaled. The application multiplies its loss, or the gradient of
+// the loss, by Step::loss_scale(). The engine then divides the gradients by the same factor. With a
+// dynamic scale, a step whose gradients overflow is skipped, even if Config::Optimizer::non_finite
+// is kStop.
 struct LossScaleOptions {
   // The scale of every step. 0 stands for a dynamic scale, which the members below control. 1
   // stands for no scaling.
@@ -138,8 +139,9 @@ SLUICE_EXPORT std::string_view name_of(UnifiedMemory unified);
 
 // This setting turns on a guard for the memory that leases give to the application. If the guard is
 // on, this memory is accessible only while a lease covers the memory. If the guard is on, an access
-// outside of a lease ends the process at the place of the access. The guard requires the host
-// device.
+// outside of a lease ends the process at the place of the access. If work is on the lease's stream
+// when the lease ends, the memory stays accessible until a thread has noticed the end of this work.
+// The guard requires the host device.
 enum class GuardMode : std::uint8_t {
   kAuto,  // on in builds without NDEBUG, if the device allows it
   kOff,

@@ -51,9 +51,9 @@ struct DetachedUpdate {
   void* parameter = nullptr;
   const void* gradient = nullptr;
   DType gradient_dtype = DType::kFp32;
-  std::uint64_t step = 1;  // the tensor's step, counted from 1; for the bias correction
-  double learning_rate = 0;
-  AdamOptions adam;  // sluice/optimizer.h lists the options of each optimizer
+  std::uint64_t step = 1;    // the tensor's step, counted from 1; for the bias correction
+  double learning_rate = 0;  // in the range of fp32
+  AdamOptions adam;          // sluice/optimizer.h lists the options of each optimizer
   double momentum = 0;
   double gradient_scale = 1;  // multiplies the gradient
 };
@@ -150,7 +150,7 @@ class SLUICE_EXPORT DetachedOptimizer {
   std::vector<std::string> take_notes();
 
  private:
-  friend struct DetachedOverQueue;  // engine/detached/detached_over_queue.h, for tests
+  friend struct DetachedOverQueue;  // for tests
   struct Parts;
   explicit DetachedOptimizer(std::unique_ptr<Parts> parts);
 

@@ -38,8 +38,9 @@
 // of another device. A call is forbidden, for example, while another thread is inside a call, or if
 // the lease, step or engine has ended. Failures outside of Sluice throw Error too, each with its
 // own code. Leases and steps may be destroyed in any order, even after their engine. The device and
-// the collectives must outlive the engine. Sluice cannot check this rule. SLUICE_CHECK aborts the
-// process only because of a defect in Sluice itself. Please report such a defect.
+// the collectives must outlive the engine. Sluice cannot check this rule. In the engine,
+// SLUICE_CHECK aborts the process only because of a defect in Sluice itself. Please report such a
+// defect.
 #pragma once
 
 #include <functional>
@@ -189,7 +190,8 @@ class SLUICE_EXPORT Engine {
   // checkpoint with another number of ranks, or with another division of the local units among the
   // ranks.
   // Fails with:
-  // - kInvalidArgument: a step is active.
+  // - kInvalidArgument: a step is active, or the application's text or the name of a hyperparameter
+  //   is not UTF-8.
   // - kInput, kNoSpace or kIo, on all ranks: a file cannot be written. The message names the file.
   // After a failure, the engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
@@ -227,8 +229,9 @@ class SLUICE_EXPORT Engine {
   std::string share(const std::string& text);
 
   // Fails with:
-  // - kInvalidArgument: the learning rate is negative or not finite, there is no micro-batch, a
-  //   step is active, or the state was not initialized.
+  // - kInvalidArgument: a learning rate is negative, not finite or beyond the range of fp32.
+  // - kInvalidArgument: there is no micro-batch, the order does not exist, a step is active, or the
+  //   state was not initialized.
   // - The engine's first failure, if there was one.
   Step begin_step(const StepOptions& options);
   Inference begin_inference();
@@ -293,7 +296,7 @@ class SLUICE_EXPORT Engine {
   // The place of each tensor, in the order of the model. A unit's parameters and gradients end with
   // the unit's last tensor. This tensor is padded to a multiple of 256 elements.
   std::span<const TensorPlace> tensors() const;
-  // These two functions are for Sluice's own tools (engine/plan/layout.h, engine/plan/placement.h).
+  // These two functions are for Sluice's own tools.
   const Layout& layout() const;
   const Placement& placement() const;
   // Returns the storage traffic of one step with `micro_batches` micro-batches. Under the serial
@@ -315,7 +318,7 @@ class SLUICE_EXPORT Engine {
   const std::vector<std::string>& notes() const;
 
  private:
-  friend struct EngineOverQueue;  // engine/engine_over_queue.h, for tests and benchmarks
+  friend struct EngineOverQueue;  // for tests and benchmarks
   struct Parts;
   explicit Engine(std::unique_ptr<Parts> parts);
 

@@ -93,6 +93,7 @@ struct SLUICE_EXPORT ModelSpec {
 // - kInvalidArgument: no unit of the model is trained, or every unit is announced.
 // - kInvalidArgument: there is an opaque unit that is not frozen, a pinned unit that is announced,
 //   or a local unit that is not announced.
+// - kInvalidArgument: the weight_decay of a tensor does not exist.
 // - kInvalidArgument: boundary_bytes has an entry of 0, or the wrong number of entries.
 // - kInvalidArgument: boundary_bytes is given, but backward_order is not the reverse of
 //   forward_order.

@@ -131,9 +131,11 @@ class SLUICE_EXPORT Step {
   Step(Step&& other) noexcept;
   Step& operator=(Step&&) = delete;
   // If finish() was not called, the destructor abandons the step. The state is then not updated,
-  // and the leases of the step end. With several ranks, the destructor waits for the other ranks in
-  // all transfers that the step has begun. A rank that fails therefore calls RankWorld::abort()
-  // before this destructor runs.
+  // and the leases of the step end. The eager policy is an exception: it may have updated blocks
+  // before finish(). The engine is poisoned by such an abandoned step, and every later call fails
+  // with kPoisoned. OverlapPolicy says when kAuto may mean eager.
+  // With several ranks, the destructor waits for the other ranks in all transfers that the step has
+  // begun. A rank that fails therefore calls RankWorld::abort() before this destructor runs.
   ~Step();
 
   // Announces that the step will use each of `units` once in `pass`, in the given order. The new
@@ -175,9 +177,13 @@ class SLUICE_EXPORT Step {
   // The functions save() and load() are for activations that the engine keeps. save() returns
   // memory for activation `ref`. Work that is enqueued on `stream` after save() writes this memory.
   // load() returns the memory of a saved activation. Work that is enqueued on `stream` after load()
-  // reads this memory. The application calls save() and load() in the sequence that
-  // engine/plan/activation_plan.h defines. This sequence contains every use exactly once. Both
-  // functions block until the needed transfers are under way.
+  // reads this memory. Both functions block until the needed transfers are under way.
+  // The application calls save() and load() in a fixed sequence. Uses and boundaries count from 0,
+  // and boundary k lies behind use k. Forward use k of a micro-batch loads the value of boundary
+  // k - 1, and saves the value of boundary k. The backward pass goes through the same uses, from
+  // the last one to the first one. Its use k loads the value of boundary k - 1, loads the gradient
+  // of boundary k, and saves the gradient of boundary k - 1. The calls for boundaries that do not
+  // exist are left out. In vertical order, every use comes for all micro-batches in turn.
   // Fails with:
   // - kInvalidArgument: `ref` is not the next activation of the sequence, too many activations are
   //   held, or the application keeps activations itself.

@@ -130,7 +130,8 @@ struct StepOptions {
 
 // Values that an application may know only after the gradients are computed. An example is a
 // learning rate that a scheduler sets between backward and update. If a value is not given, the
-// value of begin_step() is used.
+// value of begin_step() is used. The eager policy updates blocks before finish(), so it needs the
+// rates and the divisor of begin_step(). OverlapPolicy says when kAuto may mean eager.
 struct FinishOptions {
   std::optional<double> learning_rate = {};
   std::optional<double> gradient_divisor = {};

@@ -8,9 +8,9 @@
 // objects of the rank calls open().
 // Invariants: every rank of an object makes the same calls in the same order. If the order of some
 // operations depends on timing, these operations need a separate object. open() makes such an
-// object. Every reduction of floating-point values adds in rank order in fp32, and rounds once
-// (base/ordered_sum.h). So all implementations give the same bits. The timeout limits the time that
-// an operation waits for another rank.
+// object. Every reduction of floating-point values adds in rank order in fp32, and rounds once. So
+// all implementations give the same bits. The timeout limits the time that an operation waits for
+// another rank.
 // Failure: the first failed operation of a rank is latched. The handler of on_failure() and the
 // stream's synchronize() report the failure. Every later operation of the rank fails immediately
 // with the same error. This rule applies to all objects of the rank.

@@ -10,7 +10,8 @@
 // the same rule. So a new record of the event does not disturb an earlier wait. An event that was
 // never recorded counts as complete.
 // Failure: a call that is not noexcept fails with kInvalidArgument if the function is empty, the
-// range is null, or the stream or the event does not exist.
+// range is null, or the stream or the event does not exist. A noexcept call aborts the process if
+// its memory, stream or event does not exist.
 #pragma once
 
 #include <cstddef>

@@ -301,12 +301,13 @@ TEST_F(DamagedCheckpoint, AnotherModelIsRefused) {
   expect_words(fail(ErrorCode::kInput), {"frozen", "--convert"});
   model_ = toy_model();
   config_.optimizer.kind = OptimizerKind::kLion;
-  expect_words(fail(ErrorCode::kInput), {"optimizer.type", "adamw", "lion"});
+  expect_words(fail(ErrorCode::kInput), {"optimizer.type", "adamw", "lion", "initialize()"});
 }
 
 TEST_F(DamagedCheckpoint, AnotherPrecisionNeedsToBeAskedFor) {
   config_.precision = {.parameters = DType::kFp32, .gradients = DType::kFp32};
-  expect_words(fail(ErrorCode::kInput), {"precision", "bf16", "fp32", "--convert"});
+  expect_words(fail(ErrorCode::kInput),
+               {"precision", "bf16", "fp32", "--convert", "CheckpointPrecision::kConvert"});
   CheckpointSource source(folder_, CheckpointPrecision::kConvert);
   const auto device = make_host_device({.memory_bytes = 64_MiB});
   Engine engine(config_, model_, *device);

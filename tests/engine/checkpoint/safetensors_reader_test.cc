@@ -15,6 +15,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -158,6 +159,26 @@ TEST_F(SafetensorsFiles, WhatIsWrittenReadsBackAndAFailureLeavesTheOldFile) {
                      [&] { write_safetensors_file(path("f"), unknown, {}, fill); });
   (void)expect_error(ErrorCode::kInput,
                      [&] { write_safetensors_file(path("none/f"), tensors, {}, fill); });
+  const auto refuse = [&](ErrorCode code, const SafetensorsTensor& tensor, const char* words,
+                          const std::map<std::string, std::string>& metadata = {}) {
+    const std::string said = expect_error(code, [&] {
+      write_safetensors_file(path("f"), {&tensor, 1}, metadata, fill);
+    });
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+  };
+  const auto large = [](std::vector<std::uint64_t> shape) {
+    return SafetensorsTensor{"x", "F32", std::move(shape)};
+  };
+  refuse(ErrorCode::kInvalidArgument, {"\xff", "F32", {1}}, "is not UTF-8");
+  refuse(ErrorCode::kInvalidArgument, large({1}), "metadata \"k\" is not", {{"k", "\xff"}});
+  refuse(ErrorCode::kInvalidArgument, large({1}), "is not UTF-8", {{"\xff", "text"}});
+  // Four times 2^80 is 0 in 64 bits.
+  for (const std::uint64_t extent : {1ull << 40, 1ull << 21})
+    refuse(ErrorCode::kInvalidArgument, large({1ull << 40, extent}), "the tensors have more than");
+  refuse(ErrorCode::kNoSpace, large({1ull << 59}), path("f").c_str());  // before a byte is written
+  (void)expect_error(ErrorCode::kInvalidArgument,
+                     [&] { write_safetensors_file(path("f"), tensors, {}, nullptr); });
+  EXPECT_TRUE(content("f") == before);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
 }
 

@@ -82,6 +82,10 @@ TEST_F(SaveFailure, OptionsThatCannotBe) {
     }
     expect_error(ErrorCode::kInvalidArgument,
                  [&] { (void)engine_.save(root_, {.application = "\xff"}); });
+    const auto words = expect_error(ErrorCode::kInvalidArgument, [&] {
+      (void)engine_.save(root_, {.hyperparameters = {{"r\xff", 1}}});
+    });
+    EXPECT_NE(words.find("SaveOptions::hyperparameters is not UTF-8"), std::string::npos) << words;
   });
   EXPECT_EQ(std::filesystem::exists(directory_.file("evil")), false);
 }

@@ -65,6 +65,9 @@ TEST(ModelSpec, RefusesWhatCannotTrain) {
             "model: tensor \"a.w\" has no extents; a single number has shape [1]");
   model.units[0].tensors[0].shape = {2, 0};
   EXPECT_EQ(complaint_about(model), "") << "an empty tensor";
+  model.units[0].tensors[0].weight_decay = WeightDecay{2};
+  EXPECT_EQ(complaint_about(model),
+            "model: tensor \"a.w\" has WeightDecay 2, which does not exist");
   model = two_units();
   model.units[1].is_pinned = model.units[1].is_announced = true;
   EXPECT_EQ(complaint_about(model),

@@ -223,6 +223,11 @@ TEST_F(DetachedTest, RefusesWhatItsContractForbidsAndChangesNothing) {
   bad = good;
   bad.learning_rate = -1;
   EXPECT_NE(refused(bad).find("-1"), std::string::npos);
+  bad.learning_rate = 1e39;
+  EXPECT_NE(refused(bad).find("1e+39, but must be at most 3.4e38"), std::string::npos);
+  bad = good;
+  bad.gradient_dtype = DType{3};
+  EXPECT_NE(refused(bad).find("tensor \"t0\" has a gradient of DType 3"), std::string::npos);
   std::vector<float> values(100);
   expect_error(ErrorCode::kInvalidArgument, [&] { optimizer.wait(2); });
   expect_error(ErrorCode::kInvalidArgument,

@@ -122,7 +122,7 @@ TEST_P(FinishOptionsCheck, OptionsThatCannotBe) {
       },
       "group_learning_rates[1] is -1");
   if (GetParam() == OverlapPolicy::kEager) {
-    refuse([&] { (void)step.finish({.learning_rate = 2e-3}); }, "\"eager\"");
+    refuse([&] { (void)step.finish({.learning_rate = 2e-3}); }, "\"auto\" is eager");
     refuse([&] { (void)step.finish({.gradient_divisor = 2}); }, "\"eager\"");
   }
   // None of it has changed anything.

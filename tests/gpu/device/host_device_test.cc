@@ -40,6 +40,11 @@ INSTANTIATE_TEST_SUITE_P(
                                   }}),
     device_factory_name);
 
+TEST(HostDevice, AbortsWhereWhatIsDestroyedDoesNotExist) {
+  EXPECT_DEATH(make_host_device({.memory_bytes = 1})->destroy_stream(StreamId{1}), "stream exists");
+  EXPECT_DEATH(make_host_device({.memory_bytes = 1})->destroy_event(EventId{1}), "event exists");
+}
+
 // x -> 3 x + 1 on a compute stream between an upload and a download stream, two slots.
 TEST(HostDevice, ComputesInAPipeline) {
   constexpr std::uint64_t kItems = 500;
