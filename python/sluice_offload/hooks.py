@@ -39,6 +39,7 @@ from .errors import NOT_COPIED, ArgumentError, OutOfMemoryError, SluiceError
 from .freed import FreedMemory
 from .guards import require_no_hooks_of_tied
 from .library import BACKWARD, FORWARD, INFERENCE
+from .reads import Reads
 from .storage import UnitStorage
 from .units import Member, Site, Unit, Units
 
@@ -60,6 +61,13 @@ def _inside_of(x: Any) -> "list[Any]":
     if isinstance(x, (set, frozenset, Mapping)):
         return list(x.values() if isinstance(x, Mapping) else x)
     return list(getattr(x, "__dict__", {}).values())
+
+
+def _leaves_of(output: Any) -> "list[Any]":
+    leaves = [output] if isinstance(output, torch.Tensor) else tree_flatten(output)[0]
+    if any(not isinstance(x, (torch.Tensor, *_PLAIN)) for x in leaves):
+        leaves += tree_flatten([_inside_of(x) for x in leaves])[0]
+    return leaves
 
 
 def _attributes(module: nn.Module, sites: "set[int]") -> "Iterator[dict[str, Any]]":
@@ -117,7 +125,7 @@ class _BackwardBegins:
             self._task = task
             if torch.is_grad_enabled():
                 self._walk.warn_of_double_backward()
-            self._walk._lend_backward(self._site)
+            self._walk.lend_backward(self._site)
 
 
 class _Held:
@@ -131,7 +139,7 @@ class _Held:
         self.written: "set[int]" = set()  # tensors whose gradient is no longer the zeros it began with
 
 
-class _Running:
+class Running:
     """A site in its forward."""
 
     __slots__ = ("site", "task", "before", "inside", "has_leases")
@@ -166,7 +174,7 @@ class Walk:
         self._together: "set[int]" = set()  # units that have just been lent for the module for which another one is lent now
         self.kept: "dict[int, int]" = {}    # leases on pinned units, by unit, which last as long as this step or inference
         self.uses = 0
-        self._running: "list[_Running]" = []  # sites in their forward, the innermost last
+        self._running: "list[Running]" = []  # sites in their forward, the innermost last
         self._root_calls = 0                # of the model that are in their forward
         # Gradients that came while another unit's module computed with the lease that their own would have taken away.
         self._waiting: "list[tuple[Unit, Member, torch.Tensor]]" = []
@@ -184,6 +192,7 @@ class Walk:
         self._handles: "list[Any]" = []
         self._taken: "list[tuple[Unit, Member]]" = []  # by hook of a parameter
         self._thread = 0                    # in which the outermost module or the backward runs
+        self._reads = Reads(self)           # before anything keeps the places of parameters
         # By unit: a module's write to these in its own forward would stay or be lost by placement.
         self._values = [[(member, member.at(owner)[attribute]) for member in unit.members for owner, attribute in member.owners
                          if not member.at(owner)[attribute].is_inference()] for unit in units.units]
@@ -353,7 +362,7 @@ class Walk:
         """Ends the step without an update, and forgets its gradients. Ends an inference that an interrupt has left."""
         self.stop_keeping()
         self.in_backward, self.depth = False, 0
-        self._running.clear()
+        self._forget_running()
         self._waiting.clear()
         if self.active == INFERENCE:
             self._end_inference()
@@ -435,6 +444,15 @@ class Walk:
         if index in self.gathered:
             self.storages[index].attach(self.gathered[index])
 
+    def is_newest(self, site: Site) -> bool:
+        """Whether nothing has been lent since the site's units were, for a forward of this step or inference."""
+        found = [self.held.get(unit.index) for unit in site.units]
+        uses = [held.use for held in found if held is not None and held.which != BACKWARD]
+        return uses == list(range(self.uses - len(found), self.uses))
+
+    def is_own_thread(self) -> bool:
+        return self._thread == threading.get_ident()
+
     def is_lent(self, index: int) -> bool:
         """Whether the unit shows a lease's memory."""
         return index in self.held or index in self.kept
@@ -455,7 +473,7 @@ class Walk:
             self._release(unit.index)
         self.storages[unit.index].attach(self._acquire(unit, which))
 
-    def _lend_together(self, units: "Sequence[Unit]", which: int) -> None:
+    def lend_together(self, units: "Sequence[Unit]", which: int) -> None:
         self._together.clear()
         for unit in units:
             self._lend(unit, which)
@@ -482,7 +500,7 @@ class Walk:
         if self.active == FORWARD and self.announcements is not None:
             self.announcements.backward_begins()
 
-    def _lend_backward(self, site: Site) -> None:
+    def lend_backward(self, site: Site) -> None:
         self._enter_backward()
         self._freed.look()
         if self._running:
@@ -491,10 +509,10 @@ class Walk:
             return
         # All of them anew, since a new lease ends those that are too old: another module's lease on a shared unit may be one. In
         # the order of the schedule that the engine expects, which is the reverse of forward's.
-        self._lend_together(site.units[::-1], INFERENCE if self.active == INFERENCE else BACKWARD)
+        self.lend_together(site.units[::-1], INFERENCE if self.active == INFERENCE else BACKWARD)
         for unit in site.units if self._places else ():
             if unit.index in self.held:
-                self.held[unit.index].left = self._places[(id(site), unit.index)]
+                self.held[unit.index].left = self._places.get((id(site), unit.index), 0)  # or none of a site for a read
 
     def _require_no_other(self, site: Site) -> None:
         """Raises where a module's forward has gradients computed through another module, whose lease would take away its own."""
@@ -513,7 +531,7 @@ class Walk:
             self._enter()
             return
         self.depth, self._root_calls = 0, 1  # an interrupt may have kept them from getting there
-        self._running.clear()                # it may have left some
+        self._forget_running()
         self._enter()
         if self.activations is not None and self.active == FORWARD and torch.is_grad_enabled():
             keeping = self.activations.hooks()
@@ -525,7 +543,11 @@ class Walk:
             self._root_calls -= 1
             if self._root_calls <= 0:
                 self.stop_keeping()
-            self._leave()
+            try:
+                if self._root_calls <= 0 and self._reads:
+                    self._watch_reads(output)
+            finally:
+                self._leave()
             self._freed.look_closer()
 
     def _is_nested(self) -> bool:
@@ -551,27 +573,43 @@ class Walk:
         task = _graph_task()
         if task != -1:  # computed again for backward, by a checkpoint
             self._runs(site, task)
-            self._lend_backward(site)
+            self.lend_backward(site)
             return
         self._require_own_thread()
-        if self.depth == 0:  # an interrupt may have left some
-            self._running.clear()
+        if self.depth == 0:
+            self._forget_running()
         self._runs(site, task)
         self._enter()
         assert self.active is not None
         if not self._warned:
             self._warn_of_autocast()
-        self._lend_together(site.units, self.active)
+        if site.weights is None or not self._reads.is_for_call(site):
+            self.lend_together(site.units, self.active)
         site.versions = [tensor._version for tensor in site.values]
 
+    def innermost(self) -> "Optional[Running]":
+        """The site whose forward runs, or computes again for backward."""
+        return self._running[-1] if self._running else None
+
+    def _forget_running(self) -> None:
+        """An interrupt may have left some."""
+        self._running.clear()
+        self._reads.forget()
+
     def _runs(self, site: Site, task: int) -> None:
-        self._running.append(_Running(site, task))
+        self._running.append(Running(site, task))
+        if site.weights is not None:
+            site.weights.is_running = True
         site.first_node, site.failure_before = _next_node(), sys.exc_info()[1]
 
     def _has_run(self, site: Site) -> None:
         while self._running:  # an interrupt may have left some
             ended = self._running.pop()
+            if ended.site.weights is not None:
+                ended.site.weights.is_running = False
             if ended.site is site:
+                if self._reads:
+                    self._reads.has_run(ended, site.first_node)
                 if self._running and self._running[-1].has_leases:
                     self._running[-1].inside.append((site.first_node, _next_node()))
                 site.first_node, site.failure_before, site.versions = ended.before
@@ -583,10 +621,10 @@ class Walk:
         if self.active is None:
             return
         if last.task != -1:
-            self._lend_backward(last.site)
+            self.lend_backward(last.site)
             return
         if not all(self.is_lent(unit.index) for unit in last.site.units):
-            self._lend_together(last.site.units, self.active)  # all anew, as in backward
+            self.lend_together(last.site.units, self.active)  # all anew, as in backward
 
     def _warn_of_autocast(self) -> None:
         """Looks here and not where the model begins: transformers and accelerate turn it on in the model's forward."""
@@ -646,9 +684,7 @@ class Walk:
         """Watches what the module has computed. An input that it gives back is another's output, whose lease a second hook
         on it would end; one that was changed in place has a new node. A view that the program changes in place
         later gets another node, and leaves its hook behind: what it is a view of keeps its own."""
-        leaves = [output] if isinstance(output, torch.Tensor) else tree_flatten(output)[0]
-        if any(not isinstance(x, (torch.Tensor, *_PLAIN)) for x in leaves):
-            leaves += tree_flatten([_inside_of(x) for x in leaves])[0]
+        leaves = _leaves_of(output)
         found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
         has_outputs = bool(found)
         for attributes in site.kept:
@@ -664,11 +700,27 @@ class Walk:
                         x._base.register_hook(begins)
             if self._running and self._running[-1].inside:
                 self._watch_between(self._running[-1], found)
-        if has_outputs:
-            return
+            if self._reads:
+                self._reads.watch(self.innermost(), found)
+        if not has_outputs:
+            self._require_known(site.name, leaves)
+
+    def _watch_reads(self, output: Any) -> None:
+        """The model's forward ends, which itself has read weights of its modules."""
+        if self.active == FORWARD and torch.is_grad_enabled() and sys.exc_info()[1] in (None, self._failure_before):
+            leaves = _leaves_of(output)
+            found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+            self._reads.watch(None, found)
+            if not found:
+                self._require_known(type(self.model).__name__, leaves)
+        self._reads.forget()
+
+    @staticmethod
+    def _require_known(name: str, leaves: "list[Any]") -> None:
+        """`leaves`: what a module returns, without a tensor through which backward could come."""
         for x in leaves:
             if not isinstance(x, (torch.Tensor, *_PLAIN)):
-                raise ArgumentError(f"module \"{site.name}\" returns a {type(x).__name__}, in which its tensors cannot be "
+                raise ArgumentError(f"module \"{name}\" returns a {type(x).__name__}, in which its tensors cannot be "
                                     "found; return tensors, tuples, lists or dictionaries, or register the class with "
                                     "torch.utils._pytree")
 
@@ -678,23 +730,28 @@ class Walk:
         values = [value] if isinstance(value, torch.Tensor) else list(value.values() if isinstance(value, dict) else value[-_KEPT_MAX:])
         return [x for x in values[-_KEPT_MAX:] if isinstance(x, torch.Tensor) and x.requires_grad]
 
-    def _watch_between(self, running: _Running, outputs: "list[torch.Tensor]") -> None:
+    def _watch_between(self, running: Running, outputs: "list[torch.Tensor]") -> None:
         """Watches what the module has computed itself in front of the last module that it called, or between two of them: backward comes
         there from the called one, with that one's lease. Autograd goes through a graph in the reverse order of its making."""
         site, inside = running.site, running.inside
+        self.watch_nodes(site, outputs, site.first_node, inside, inside[-1][0])
 
+    def watch_nodes(self, site: Site, outputs: "list[torch.Tensor]", first_node: int, inside: "list[tuple[int, int]]",
+                    before: int = sys.maxsize) -> None:
+        """Lends backward the units of `site` at each node on the way to `outputs` that was made since `first_node` and before another,
+        and not in one of the ranges `inside`."""
         def resume(*_: Any) -> None:
-            self._lend_backward(site)
+            self.lend_backward(site)
 
         seen: "set[Any]" = set()
         open_nodes = [x.grad_fn for x in outputs]
         while open_nodes:
             node = open_nodes.pop()
-            if node is None or node in seen or hasattr(node, "variable") or node._sequence_nr() < site.first_node:
+            if node is None or node in seen or hasattr(node, "variable") or node._sequence_nr() < first_node:
                 continue
             seen.add(node)
             number = node._sequence_nr()
-            if number < inside[-1][0] and not any(begin <= number < end for begin, end in inside):
+            if number < before and not any(begin <= number < end for begin, end in inside):
                 node.register_prehook(resume)
             open_nodes += [following for following, _ in node.next_functions]
 

@@ -78,6 +78,7 @@ class Site:
     values: "list[torch.Tensor]" = dataclasses.field(default_factory=list)  # of its units, as modules hold them
     kept: "list[dict[str, Any]]" = dataclasses.field(default_factory=list)  # where its modules keep what the program assigns
     versions: "list[int]" = dataclasses.field(default_factory=list)  # of its parameters, when its forward began
+    weights: Any = None  # its module's own, where others read them (reads.py)
 
 
 @dataclasses.dataclass

@@ -922,6 +922,27 @@ def test_compiled_modules(pair, what):
     assert ours.report.schedule_changes == 0
 
 
+def test_a_compiled_model_that_reads_the_weight_of_its_head(config):
+    import torch._dynamo
+
+    class Reading(Tiny):
+        def get_output_embeddings(self):
+            return self.head
+
+        def forward(self, tokens, labels):
+            logits = self.norm(self.embedding(tokens)) @ self.get_output_embeddings().weight.t()
+            return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    reference = Reading(layers=1, tied=False)
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=[Block])
+    model.compile(backend="eager")
+    expected, _ = train(reference, adamw(reference, config), 2, clip_norm=1.0)
+    assert worst(train(model, optimizer, 2)[0], expected) <= 2e-6
+    optimizer.close()
+
+
 def test_gradients_are_the_engines(pair):
     """Hooks of the program that read p.grad find none, and may not be led to believe in an old one."""
     _, model, _, ours = pair
