@@ -90,4 +90,12 @@ sluice_status guarded(Kind* handle, const char* name, const Call& call) noexcept
   });
 }
 
+// Deletes `handle`, if this process made the handle. If a thread is inside a call on the handle,
+// the handle stays: without it, the call would use freed memory, or never return.
+template <typename Kind>
+void destroy(Kind* handle) noexcept {
+  if (handle == nullptr || !handle->is_mine() || handle->is_in_a_call.exchange(true)) return;
+  delete handle;
+}
+
 }  // namespace sluice

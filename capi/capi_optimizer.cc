@@ -131,7 +131,7 @@ sluice_status sluice_optimizer_create_on_gpu(const char* config_json,
 }
 
 void sluice_optimizer_destroy(sluice_optimizer* optimizer) {
-  if (optimizer != nullptr && optimizer->is_mine()) delete optimizer;
+  destroy(optimizer);
 }
 
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,

@@ -29,7 +29,7 @@ sluice_status sluice_ranks_create(const char* address, uint32_t rank, uint32_t r
 }
 
 void sluice_ranks_destroy(sluice_ranks* ranks) {
-  if (ranks != nullptr && ranks->is_mine()) delete ranks;
+  destroy(ranks);
 }
 
 sluice_status sluice_ranks_endpoint(sluice_ranks* ranks, const char** endpoint) {
@@ -51,7 +51,7 @@ sluice_status sluice_ranks_connect(sluice_ranks* ranks, const char* config_json,
       require(text, name, "an endpoint");
       texts.emplace_back(text);
     }
-    ranks->world = std::make_unique<SocketWorld>(
+    ranks->world = std::make_shared<SocketWorld>(
         HostCollectivesOptions{.timeout_s = config.sharding.timeout_s, .sum = sum_in_order},
         *ranks->door, texts);
     ranks->door.reset();

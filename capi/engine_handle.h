@@ -60,6 +60,7 @@ struct sluice_engine : sluice::Handle {
   sluice::ModelSpec model;
   sluice::Config::Precision precision;
   std::vector<std::uint64_t> opaque_bytes;  // by tensor; 0 for a tensor that is not opaque
+  std::shared_ptr<void> ranks;              // of `collectives`, which use them; null for one rank
   std::unique_ptr<sluice::Device> device;
   sluice::CudaDevice* gpu = nullptr;                 // `device`, if it is a GPU
   std::unique_ptr<sluice::Collectives> collectives;  // null for one rank
@@ -87,7 +88,8 @@ namespace sluice {
 // collectives are null.
 struct EngineDevice {
   std::unique_ptr<Device> device;
-  CudaDevice* gpu = nullptr;  // `device`, if it is a GPU
+  CudaDevice* gpu = nullptr;    // `device`, if it is a GPU
+  std::shared_ptr<void> ranks;  // of `collectives`, which use them
   std::unique_ptr<Collectives> collectives;
 };
 using MakeDevice = std::function<EngineDevice(const Config& config)>;

@@ -19,6 +19,6 @@ struct sluice_ranks : sluice::Handle {
   std::optional<sluice::SocketDoor> door;  // until the ranks are connected
   const std::string endpoint;
   const std::uint32_t rank_count;
-  std::unique_ptr<sluice::SocketWorld> world;  // null until the ranks are connected
+  std::shared_ptr<sluice::SocketWorld> world;  // null until the ranks are connected
   bool has_engine = false;
 };

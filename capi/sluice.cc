@@ -82,7 +82,9 @@ MakeDevice on_the_host(sluice_ranks* ranks) {
       ranks->has_engine = true;
       collectives = ranks->world->join(*host);
     }
-    return EngineDevice{.device = std::move(host), .collectives = std::move(collectives)};
+    return EngineDevice{.device = std::move(host),
+                        .ranks = ranks == nullptr ? nullptr : ranks->world,
+                        .collectives = std::move(collectives)};
   };
 }
 
@@ -101,6 +103,7 @@ std::unique_ptr<sluice_engine> sluice::make_engine(const char* config_json,
   EngineDevice device = make_device(config);
   made->device = std::move(device.device);
   made->gpu = device.gpu;
+  made->ranks = std::move(device.ranks);
   made->collectives = std::move(device.collectives);
   made->engine = std::make_unique<Engine>(config, spec, *made->device, made->collectives.get());
   made->engine->set_last_words(
@@ -184,7 +187,7 @@ sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_
 }
 
 void sluice_engine_destroy(sluice_engine* engine) {
-  if (engine != nullptr && engine->is_mine()) delete engine;
+  destroy(engine);
 }
 
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context) {

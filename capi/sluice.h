@@ -194,7 +194,7 @@ sluice_status sluice_engine_create(const char* config_json, const sluice_model* 
                                    sluice_engine** engine);
 // Ends an active step without an update. If sluice_close() was not called, the update of the last
 // step may stay unfinished. If this update has failed, sluice_last_error() describes the failure.
-// With a null `engine`, the call does nothing.
+// The call does nothing if `engine` is null, or if another call of the engine has not returned.
 void sluice_engine_destroy(sluice_engine* engine);
 
 // Sets the fp32 master weights, and sets the moments to zero. The program calls this function once,
@@ -353,7 +353,7 @@ sluice_status sluice_optimizer_create(const char* config_json,
                                       const sluice_optimizer_tensor* tensors, uint32_t tensor_count,
                                       sluice_optimizer** optimizer);
 // If the program has not waited for the update of a parameter, the parameter may be only partly
-// updated. With a null `optimizer`, the call does nothing.
+// updated. The call does nothing if `optimizer` is null, or if another call has not returned.
 void sluice_optimizer_destroy(sluice_optimizer* optimizer);
 // Starts `updates` in the given order, after earlier updates that are still running.
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,

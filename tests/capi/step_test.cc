@@ -9,6 +9,7 @@
 #include <cmath>
 #include <csignal>
 #include <fstream>
+#include <future>
 #include <thread>
 
 #include "tests/capi/capi_support.h"
@@ -194,6 +195,34 @@ TEST_F(CApiAnnounce, AnAcquireThatPollsGetsALease) {
   EXPECT_EQ(sluice_acquire_within(nullptr, 1, 0, SLUICE_FORWARD, &lease), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(sluice_acquire_within(engine_, 1, 0, SLUICE_FORWARD, &lease), SLUICE_INVALID_ARGUMENT)
       << "no step is active";
+}
+
+// The thread cannot return while reads are held, so the first destroy must neither free nor wait.
+TEST_F(CApi, AHandleStaysWhileAThreadIsInACallOfIt) {
+  const std::string text = R"({"placement": {"optimizer": "nvme"}, "memory": {"host": "4MiB"},
+                               "storage": {"backend": "threads", "paths": [")" +
+                           directory_.path() + R"("]}})";
+  const sluice_optimizer_tensor tensor{"weight", 1000, SLUICE_FP32, 0};
+  sluice_optimizer* optimizer = nullptr;
+  ASSERT_EQ(sluice_optimizer_create(text.c_str(), &tensor, 1, &optimizer), SLUICE_OK)
+      << sluice_last_error();
+  std::vector<float> weight(1000, 1.0f);
+  const std::vector<float> gradient(1000, 0.5f);
+  std::future<sluice_status> waiting;
+  {
+    const HeldReads held;
+    for (const std::uint64_t step : {1u, 2u}) {
+      const sluice_update made = adam_update(weight.data(), gradient.data(), step);
+      ASSERT_EQ(sluice_optimizer_begin(optimizer, &made, 1), SLUICE_OK) << sluice_last_error();
+    }
+    waiting = std::async(std::launch::async, [&] { return sluice_optimizer_wait_all(optimizer); });
+    sluice_optimizer_report report{};
+    while (sluice_optimizer_describe(optimizer, &report) == SLUICE_OK) std::this_thread::yield();
+    sluice_optimizer_destroy(optimizer);
+  }
+  EXPECT_EQ(waiting.get(), SLUICE_OK);
+  EXPECT_NEAR(weight[0], 1 - 2 * 0.01, 1e-6);
+  sluice_optimizer_destroy(optimizer);
 }
 
 class CApiTrace : public CApi {
