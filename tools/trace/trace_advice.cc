@@ -80,29 +80,133 @@ std::string adam_advice(double rate, double step_s, const TracedEngine& engine) 
       step_s * 1e3 * (1 - static_cast<double>(engine.threads) / static_cast<double>(more)));
 }
 
+// A budget, and the part of it that no pool takes: more of the budget helps only beyond that part.
+struct Room {
+  const char* key;
+  const char* part;  // of the state, that has one home
+  std::uint64_t unused_bytes;
+
+  // A trace without its engine's description has neither sizes nor room.
+  bool has(std::uint64_t size_bytes) const {
+    return unused_bytes != 0 && size_bytes <= unused_bytes;
+  }
+  std::string more(std::uint64_t size_bytes) const {
+    return fmt::format("{} +{}", key, format_bytes(size_bytes - unused_bytes));
+  }
+  std::string unused() const {
+    return fmt::format("{} of {} are unused", format_bytes(unused_bytes), key);
+  }
+};
+
+Room host_room(const TracedEngine& engine) {
+  return {"memory.host", "block", engine.unused_host_bytes()};
+}
+
+Room device_room(const TracedEngine& engine) {
+  return {"memory.device", "unit", engine.unused_device_bytes()};
+}
+
+// The keys by which the config keeps state on storage, whatever room the budgets have.
+std::string homes_on_storage(const TracedEngine& engine) {
+  std::string keys;
+  for (const char* const key :
+       {"placement.parameters", "placement.optimizer", "placement.gradients"}) {
+    if (engine.setting(key) == "nvme") keys += (keys.empty() ? "" : " and ") + std::string(key);
+  }
+  return keys;
+}
+
+// The same for parameters, which the config keeps off the device.
+std::string homes_off_device(const TracedEngine& engine) {
+  const std::string place = engine.setting("placement.parameters");
+  return place == "nvme" || place == "host" ? "placement.parameters" : "";
+}
+
+// State with its home in the room needs no buffers. Says how it gets there.
+std::string home_advice(const Room& room, const std::string& keys, std::uint64_t size_bytes) {
+  if (!room.has(size_bytes))
+    return fmt::format("{}{} gives one more {} a home there", room.more(size_bytes),
+                       keys.empty() ? "" : fmt::format(" with {} auto", keys), room.part);
+  if (keys.empty()) return fmt::format("{}, so no budget is short", room.unused());
+  return fmt::format("{}: with {} auto, state has its home there", room.unused(), keys);
+}
+
+std::string slot_advice(const Room& room, const std::string& keys, const char* name,
+                        std::uint32_t slots, std::uint64_t slot_bytes) {
+  if (room.has(slot_bytes)) return home_advice(room, keys, slot_bytes);
+  return fmt::format("one more {} slot ({} -> {}) needs {}", name, slots, slots + 1,
+                     room.more(slot_bytes));
+}
+
+std::string window_advice(const TracedEngine& engine) {
+  const Room room = device_room(engine);
+  const std::uint64_t unit_bytes = engine.largest_unit_bytes();
+  const bool holds_all = engine.window_bytes != 0 && engine.window_bytes >= engine.all_unit_bytes();
+  if (holds_all || room.has(unit_bytes))
+    return home_advice(room, homes_off_device(engine), unit_bytes);
+  return "one more unit in the window needs " + room.more(unit_bytes);
+}
+
+// More lanes than blocks on storage have nothing to read.
+std::string lane_advice(const TracedEngine& engine) {
+  const Room room = host_room(engine);
+  const std::string keys = homes_on_storage(engine);
+  const std::uint64_t blocks = engine.record_blocks_on_storage;
+  const std::uint64_t lanes =
+      blocks == 0 ? 2 * engine.lanes : std::min<std::uint64_t>(2 * engine.lanes, blocks);
+  if (blocks != 0 && lanes <= engine.lanes)
+    return fmt::format("each of the {} blocks on storage has a lane; {}", blocks,
+                       home_advice(room, keys, engine.lane_bytes));
+  const std::uint64_t more_bytes = (lanes - engine.lanes) * engine.lane_bytes;
+  if (room.has(more_bytes) && !keys.empty()) return home_advice(room, keys, more_bytes);
+  const std::string setting = fmt::format("optimizer.lanes {} -> {}", engine.lanes, lanes);
+  if (room.has(more_bytes)) return fmt::format("{}, which {} fits into", room.unused(), setting);
+  return fmt::format("{} needs {}", setting, room.more(more_bytes));
+}
+
 // More room for what is waited for by `reason`, so that it can begin sooner. The optimizer pass,
 // whose reads go to its lanes, waits for no reason that a record has.
 std::string buffer_advice(TraceReason reason, const TracedEngine& engine) {
   switch (reason) {
     case TraceReason::kSlot:
-      return fmt::format("one more parameter slot ({} -> {}) needs memory.host +{}",
-                         engine.parameter_slots, engine.parameter_slots + 1,
-                         format_bytes(engine.parameter_slot_bytes));
+      return slot_advice(host_room(engine), homes_on_storage(engine), "parameter",
+                         engine.parameter_slots, engine.parameter_slot_bytes);
     case TraceReason::kGradientSlot:
-      return fmt::format("one more gradient slot ({} -> {}) needs memory.device +{}",
-                         engine.gradient_slots, engine.gradient_slots + 1,
-                         format_bytes(engine.gradient_slot_bytes));
+      return slot_advice(device_room(engine), "", "gradient", engine.gradient_slots,
+                         engine.gradient_slot_bytes);
     case TraceReason::kActivation:
       return "memory.device + one activation is one more place for them";
     case TraceReason::kRead:
     case TraceReason::kWindow:
-    case TraceReason::kCopy:
-      return fmt::format("one more unit in the window needs memory.device +{}",
-                         format_bytes(engine.largest_unit_bytes()));
-    default:
-      return fmt::format("optimizer.lanes {} -> {} needs memory.host +{}", engine.lanes,
-                         2 * engine.lanes, format_bytes(engine.lanes * engine.lane_bytes));
+    case TraceReason::kCopy: return window_advice(engine);
+    default: return lane_advice(engine);
   }
+}
+
+std::string bandwidth_advice(double rate, double step_s, const TracedEngine& engine) {
+  // A byte of state in memory saves two on the drive: one read and one written.
+  const auto more_bytes = static_cast<std::uint64_t>(step_s * rate / 2);
+  const Room room = host_room(engine);
+  const std::string keys = homes_on_storage(engine);
+  const std::string moved = fmt::format("the drives moved {:.2f} GB/s", rate * 1e-9);
+  if (!keys.empty() && room.has(more_bytes))
+    return fmt::format("{}, and {}; a second drive halves the wait", moved,
+                       home_advice(room, keys, more_bytes));
+  return fmt::format(
+      "{}; memory.host +{}{} keeps as much state off them as is waited for, a second drive halves "
+      "it",
+      moved, format_bytes(more_bytes), keys.empty() ? "" : fmt::format(" with {} auto", keys));
+}
+
+std::string copy_advice(double rate, const TracedEngine& engine) {
+  const Room room = device_room(engine);
+  const std::uint64_t unit_bytes = engine.largest_unit_bytes();
+  const std::string keys = homes_off_device(engine);
+  const std::string said =
+      fmt::format("copies go at {:.2f} GB/s; units at home on the device need none", rate * 1e-9);
+  if (room.has(unit_bytes)) return fmt::format("{}: {}", said, home_advice(room, keys, unit_bytes));
+  return fmt::format("{}: {}{} for one more", said, room.more(unit_bytes),
+                     keys.empty() ? "" : fmt::format(" with {} auto", keys));
 }
 
 // A share of the step that is worth a line about a setting.
@@ -201,14 +305,7 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
   const double steps = std::max<double>(1, static_cast<double>(steady_steps(analysis).size()));
   const double step_s = advised_seconds(group.total_ns) / steps;
   switch (group.cause) {
-    case StallCause::kBandwidth: {
-      // A byte of state in memory saves two on the drive: one read and one written.
-      const double rate = storage_rate(analysis);
-      return fmt::format(
-          "the drives moved {:.2f} GB/s; memory.host +{} keeps as much state off them as is waited "
-          "for, a second drive halves it",
-          rate * 1e-9, format_bytes(static_cast<std::uint64_t>(step_s * rate / 2)));
-    }
+    case StallCause::kBandwidth: return bandwidth_advice(storage_rate(analysis), step_s, engine);
     case StallCause::kLatePrefetch:
       return fmt::format("the drive was idle before, so reads could begin earlier: {}",
                          buffer_advice(group.reason, engine));
@@ -225,10 +322,7 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
     case StallCause::kCopyLink: {
       const FlowStats* const copies = stats_of(analysis, TraceKind::kCopyToDevice);
       if (copies == nullptr || copies->bytes_per_second() == 0) return {};
-      return fmt::format(
-          "copies go at {:.2f} GB/s; units at home on the device need none: "
-          "memory.device +{} for one more",
-          copies->bytes_per_second() * 1e-9, format_bytes(engine.largest_unit_bytes()));
+      return copy_advice(copies->bytes_per_second(), engine);
     }
     case StallCause::kAdam: return adam_advice(adam_rate(analysis, engine), step_s, engine);
     case StallCause::kChecksum:

@@ -26,6 +26,17 @@ std::vector<std::string> tiers_of(const json& runs, const std::vector<TracedUnit
   return tiers;
 }
 
+std::uint64_t blocks_in(const json& runs, const char* tier) {
+  std::uint64_t blocks = 0;
+  for (const json& run : runs)
+    if (run.at(1) == tier) blocks += run.at(0).get<std::uint64_t>();
+  return blocks;
+}
+
+std::uint64_t unused(std::uint64_t budget_bytes, std::uint64_t pool_bytes) {
+  return budget_bytes > pool_bytes ? budget_bytes - pool_bytes : 0;
+}
+
 void read_units(const json& document, TracedEngine& engine) {
   for (const json& from : document.at("units")) {
     TracedUnit unit{.name = from.at("name"),
@@ -39,6 +50,7 @@ void read_units(const json& document, TracedEngine& engine) {
   }
   engine.parameter_tier = tiers_of(document.at("parameter_tier"), engine.units);
   engine.record_tier = tiers_of(document.at("record_tier"), engine.units);
+  engine.record_blocks_on_storage = blocks_in(document.at("record_tier"), "nvme");
 }
 
 void read_memory(const json& memory, TracedEngine& engine) {
@@ -47,6 +59,7 @@ void read_memory(const json& memory, TracedEngine& engine) {
   engine.host_bytes = memory.at("host_bytes");
   engine.host_budget_bytes = memory.at("host_budget_bytes");
   engine.nvme_bytes = memory.at("nvme_bytes");
+  engine.window_bytes = memory.value("window_bytes", std::uint64_t{0});
   engine.lane_bytes = memory.at("lane_bytes");
   engine.parameter_slots = memory.at("parameter_slots");
   engine.parameter_slot_bytes = memory.at("parameter_slot_bytes");
@@ -85,6 +98,25 @@ void read_settings(const json& document, TracedEngine& engine) {
 std::string TracedEngine::unit_name(std::uint32_t unit) const {
   if (unit == kTraceNone) return "-";
   return unit < units.size() ? units[unit].name : fmt::format("unit {}", unit);
+}
+
+std::uint64_t TracedEngine::unused_host_bytes() const {
+  return unused(host_budget_bytes, host_bytes);
+}
+
+std::uint64_t TracedEngine::unused_device_bytes() const {
+  return unused(device_budget_bytes, device_bytes);
+}
+
+std::string TracedEngine::setting(const std::string& key) const {
+  const auto found = settings.find(key);
+  return found == settings.end() ? std::string() : found->second;
+}
+
+std::uint64_t TracedEngine::all_unit_bytes() const {
+  std::uint64_t all = 0;
+  for (const TracedUnit& unit : units) all += unit.parameter_bytes;
+  return all;
 }
 
 std::uint64_t TracedEngine::largest_unit_bytes() const {

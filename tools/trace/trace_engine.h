@@ -44,6 +44,8 @@ struct TracedEngine {
   double state_bytes_per_parameter = 0;
   std::uint64_t host_bytes = 0, host_budget_bytes = 0;
   std::uint64_t nvme_bytes = 0;
+  std::uint64_t window_bytes = 0;  // on the device, of units in use or read ahead; 0 = unknown
+  std::uint64_t record_blocks_on_storage = 0;
   std::uint32_t lanes = 0;
   std::uint64_t lane_bytes = 0;
   std::uint32_t parameter_slots = 0;
@@ -61,6 +63,12 @@ struct TracedEngine {
 
   // Returns the unit's name, or its number if the name is unknown.
   std::string unit_name(std::uint32_t unit) const;
+  // Returns the part of the budget that no pool takes; 0 if the budget is unknown.
+  std::uint64_t unused_host_bytes() const;
+  std::uint64_t unused_device_bytes() const;
+  // Returns the text of settings[`key`], or no text if the trace has no such key.
+  std::string setting(const std::string& key) const;
+  std::uint64_t all_unit_bytes() const;
   std::uint64_t largest_unit_bytes() const;
 };
 

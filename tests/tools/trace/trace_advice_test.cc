@@ -73,5 +73,44 @@ TEST_F(AdviceTest, ForReadsNamesTheRoomThatTheyGoTo) {
   }
 }
 
+// A larger budget is no help while part of it is unused. Homes that the config names are.
+TEST_F(AdviceTest, AsksForNoBudgetThatIsLeftOver) {
+  engine_.units.push_back({.name = "v", .parameter_bytes = 2 << 20, .tensors = {}});
+  engine_.settings = {{"placement.parameters", "nvme"}, {"placement.optimizer", "nvme"}};
+  engine_.record_blocks_on_storage = 3;
+  const auto says = [&](StallCause cause, TraceReason reason, const std::string& wanted) {
+    EXPECT_EQ(advice(cause, reason), wanted);
+  };
+  const std::string homes = "placement.parameters and placement.optimizer auto";
+  says(StallCause::kNoBuffer, TraceReason::kUpdateRead,
+       "each of the 3 blocks on storage has a lane; memory.host +1.00 MiB with " + homes +
+           " gives one more block a home there");
+  says(StallCause::kBandwidth, TraceReason::kRead,
+       "the drives moved 40.96 GB/s; memory.host +19.5 MiB with " + homes +
+           " keeps as much state off them as is waited for, a second drive halves it");
+  engine_.record_blocks_on_storage = 4;
+  says(StallCause::kNoBuffer, TraceReason::kUpdateRead,
+       "optimizer.lanes 3 -> 4 needs memory.host +1.00 MiB");
+
+  engine_.host_budget_bytes = engine_.device_budget_bytes = 1 << 30;
+  engine_.host_bytes = engine_.device_bytes = 24 << 20;
+  const std::string host = "1000 MiB of memory.host are unused";
+  const std::string device =
+      "1000 MiB of memory.device are unused: with placement.parameters auto, state has its home "
+      "there";
+  for (const TraceReason reason : {TraceReason::kUpdateRead, TraceReason::kSlot})
+    says(StallCause::kNoBuffer, reason, host + ": with " + homes + ", state has its home there");
+  says(StallCause::kBandwidth, TraceReason::kRead,
+       "the drives moved 40.96 GB/s, and " + host + ": with " + homes +
+           ", state has its home there; a second drive halves the wait");
+  says(StallCause::kNoBuffer, TraceReason::kWindow, device);
+  says(StallCause::kNoBuffer, TraceReason::kGradientSlot,
+       "1000 MiB of memory.device are unused, so no budget is short");
+
+  engine_.settings = {{"placement.parameters", "auto"}, {"placement.optimizer", "auto"}};
+  says(StallCause::kNoBuffer, TraceReason::kUpdateRead,
+       host + ", which optimizer.lanes 3 -> 4 fits into");
+}
+
 }  // namespace
 }  // namespace sluice::test
