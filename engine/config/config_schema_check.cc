@@ -248,6 +248,8 @@ std::string nearest_key_hint(const std::string& unknown, const std::string& pare
       nearest_distance = distance;
     }
   }
+  // As for commands and options: beyond this, the nearest word is another one.
+  if (nearest_distance > std::max<std::size_t>(2, unknown.size() / 3)) return "";
   // In an entry of a list, the key of that entry.
   const std::size_t dot = nearest->rfind('.');
   const json* section = find_key_schema(parent);

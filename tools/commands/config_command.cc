@@ -218,11 +218,12 @@ int run_config_explain(const std::string& key) {
                 fmt::format("config explain: {} is an entry of a list; name the list, {}{}", key,
                             list, own->contains("properties") ? ", or a key in the entry" : ""));
   if (own == nullptr && row == nullptr) {
-    const std::string of_deepspeed = deepspeed_key_hint(key);
-    throw Error(ErrorCode::kConfig,
-                fmt::format("neither Sluice nor DeepSpeed has a key \"{}\"{}{}", key,
-                            nearest_key_hint(key, ""),
-                            of_deepspeed.empty() ? "" : " In DeepSpeed," + of_deepspeed.substr(1)));
+    const std::string hint = nearest_key_hint(key, "");
+    std::string of_deepspeed = deepspeed_key_hint(key);
+    if (!of_deepspeed.empty())
+      of_deepspeed = (hint.empty() ? "; in DeepSpeed," : " In DeepSpeed,") + of_deepspeed.substr(1);
+    throw Error(ErrorCode::kConfig, fmt::format("neither Sluice nor DeepSpeed has a key \"{}\"{}{}",
+                                                key, hint, of_deepspeed));
   }
   if (own != nullptr) explain_own(key, *own);
   if (row != nullptr) explain_deepspeed(*row);

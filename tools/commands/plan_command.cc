@@ -1,7 +1,6 @@
 #include "tools/commands/plan_command.h"
 
 #include <algorithm>
-#include <cmath>
 #include <future>
 
 #include <fmt/format.h>
@@ -12,6 +11,7 @@
 #include "engine/planner/compute_factor.h"
 #include "engine/planner/planner.h"
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/option_words.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
@@ -50,25 +50,32 @@ ConfigDocument document_of(const PlanOptions& options) {
   return document;
 }
 
+// Says which --tokens leave enough of the GPU for the pools. `other` helps, too.
+std::string token_remedy(const GpuPreset& gpu, std::uint64_t budget_bytes,
+                         const PlanSubject& subject, const ModelSpec& model,
+                         const PlanOptions& options, const char* other) {
+  const auto most =
+      most_tokens(subject, model, gpu.memory_bytes - kGpuContextBytes, budget_bytes, options.ranks);
+  if (!most) return fmt::format("give fewer --tokens, or {}", other);
+  if (*most > 0) return fmt::format("give --tokens {:.0f} or fewer, or {}", *most, other);
+  return "no --tokens are few enough beside its pools: give a larger --gpu" + subject.remedy;
+}
+
 // The GPU memory that is left beside the activations.
 std::uint64_t device_budget(const GpuPreset& gpu, const PlanSubject& subject,
-                            const PlanOptions& options) {
+                            const ModelSpec& model, const PlanOptions& options) {
   const std::uint64_t beside_bytes = subject.activation_bytes + kGpuContextBytes;
   if (beside_bytes < gpu.memory_bytes) return gpu.memory_bytes - beside_bytes;
   const PlanRequest& request = subject.request;
-  const double room = static_cast<double>(gpu.memory_bytes - kGpuContextBytes) /
-                      static_cast<double>(subject.activation_bytes);
+  const bool is_kept = request.config.activations.home == ActivationHome::kKeep;
   throw Error(
       ErrorCode::kOutOfMemory,
       fmt::format("does not fit: the activations of {:.0f} tokens take {}, the driver {}, and a {} "
-                  "has {}; give fewer --tokens, below {:.0f} for each micro-batch, at which "
-                  "nothing is left for the pools{}{}",
+                  "has {}; {}{}",
                   subject.tokens / request.micro_batches, format_bytes(subject.activation_bytes),
                   format_bytes(kGpuContextBytes), gpu.name, format_bytes(gpu.memory_bytes),
-                  std::floor(room * subject.tokens / request.micro_batches),
-                  request.config.activations.home == ActivationHome::kKeep
-                      ? ", or --set activations=recompute"
-                      : ", or a larger --gpu",
+                  token_remedy(gpu, 0, subject, model, options,
+                               is_kept ? "--set activations=recompute" : "a larger --gpu"),
                   options.tokens ? ""
                                  : fmt::format(" (without --tokens, a step has {:.0f}: that many "
                                                "sequences as batch.sequences and "
@@ -97,11 +104,22 @@ void check_blocks(const ModelSpec& model, const PlanOptions& options, const Conf
       std::min<std::uint64_t>(256 << 20, 16 * block_elements)));
 }
 
+// Without a config, this host is no more than where the plan is made.
+Error in_words_of_a_plan(const Error& error) {
+  return in_words_of(
+      {{"for sluice train batch.sequences or model.context", "--tokens", true},
+       {"find more memory",
+        "plan for another machine: --gpu NAME, or --set memory.device=SIZE and --host-memory SIZE",
+        true}},
+      error);
+}
+
 // Settles the budgets that are not given.
-void settle(PlanSubject& subject, const PlanOptions& options, Config& engine) {
+void settle(PlanSubject& subject, const ModelSpec& model, const PlanOptions& options,
+            Config& engine) {
   if (!options.gpu.empty()) {
     const GpuPreset& gpu = gpu_preset(options.gpu);
-    const std::uint64_t budget_bytes = device_budget(gpu, subject, options);
+    const std::uint64_t budget_bytes = device_budget(gpu, subject, model, options);
     if (engine.memory.device_bytes.value_or(0) > budget_bytes)
       throw Error(
           ErrorCode::kOutOfMemory,
@@ -116,8 +134,9 @@ void settle(PlanSubject& subject, const PlanOptions& options, Config& engine) {
       engine.memory.device_bytes = budget_bytes;
       subject.origin_of_device_bytes = fmt::format(
           "memory.device is what a {} leaves beside the driver and the activations of {:.0f} "
-          "tokens: give fewer --tokens, or a larger --gpu",
-          gpu.name, subject.tokens / subject.request.micro_batches);
+          "tokens: {}",
+          gpu.name, subject.tokens / subject.request.micro_batches,
+          token_remedy(gpu, budget_bytes, subject, model, options, "a larger --gpu"));
     }
   }
   if (!options.host_memory.empty()) {
@@ -131,7 +150,12 @@ void settle(PlanSubject& subject, const PlanOptions& options, Config& engine) {
   }
   subject.host = share_of_host(subject.is_on_host, subject.activation_bytes,
                                options.nodes ? subject.sharing_ranks : options.ranks);
-  settle_budgets(engine.memory, subject.host);
+  try {
+    settle_budgets(engine.memory, subject.host);
+  } catch (const Error& error) {
+    if (options.config_file.empty()) throw in_words_of_a_plan(error);
+    throw;
+  }
 }
 
 PlanRateOptions rates_of(const PlanOptions& options, const PlanSubject& subject) {
@@ -235,8 +259,8 @@ PlanSubject subject_of(const PlanOptions& options, const ConfigDocument& documen
   PlanRequest& request = subject.request;
   request.config = config.engine;
   request.micro_batches = config.micro_batches;
-  settle(subject, options, request.config);
   settle_nodes(options, subject.sharing_ranks, request.config.sharding);
+  settle(subject, model.spec, options, request.config);
   for (const UnitSpec& unit : model.spec.units) {
     for (const TensorSpec& tensor : unit.tensors)
       subject.parameters += static_cast<double>(tensor.element_count());

@@ -34,9 +34,8 @@ double elements_of(const UnitSpec& unit) {
   return elements;
 }
 
-// At most 64 TiB, which fits nowhere and which sums over all units can hold.
 std::uint64_t bytes_of(double bytes) {
-  return static_cast<std::uint64_t>(std::min(bytes, 0x1p46));
+  return static_cast<std::uint64_t>(std::min(bytes, static_cast<double>(kPlannedBytesMax)));
 }
 
 // A micro-batch.

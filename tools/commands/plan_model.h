@@ -23,6 +23,10 @@ inline constexpr double kReachedShare = 0.4;
 // The part of a GPU's memory that the driver and the libraries occupy.
 inline constexpr std::uint64_t kGpuContextBytes = std::uint64_t{1} << 30;
 
+// The most bytes of activations that a plan counts: these fit nowhere, and sums over all units can
+// hold them.
+inline constexpr std::uint64_t kPlannedBytesMax = std::uint64_t{1} << 46;
+
 struct PlanModel {
   ModelSpec spec;
   std::vector<double> forward_flops;   // operations of one micro-batch, for each unit

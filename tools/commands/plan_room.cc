@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 
@@ -10,12 +11,16 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/plan/sharding.h"
 #include "engine/plan/striping.h"
 #include "io/direct_file.h"
+#include "tools/commands/plan_model.h"
 #include "tools/gpt/train/run_memory.h"
 
 namespace sluice {
 namespace {
+
+constexpr std::uint64_t kHostEnough = std::uint64_t{1} << 50;  // for what the device leaves over
 
 std::string room_of(const PlanSubject& subject) {
   const std::string bytes = format_bytes(*subject.drive_bytes);
@@ -85,6 +90,32 @@ std::string obstacle_elsewhere(const PlanSubject& subject, const Arguments&... a
 }
 
 }  // namespace
+
+std::optional<double> most_tokens(const PlanSubject& subject, const ModelSpec& model,
+                                  std::uint64_t gpu_bytes, std::uint64_t budget_bytes,
+                                  std::uint32_t ranks) {
+  Config config = subject.request.config;
+  config.memory.host_bytes = kHostEnough;
+  const ModelSpec valid = validated(model);
+  const Layout layout = plan_layout(config, valid, shard_of(config.sharding, /*rank=*/0, ranks));
+  const RunMachine machine{.ranks = ranks, .device_is_host = false};
+  const auto fits = [&](std::uint64_t device_bytes) {
+    config.memory.device_bytes = device_bytes;
+    std::string obstacle;
+    return try_plan(config, valid, layout, machine, obstacle).has_value();
+  };
+  if (subject.activation_bytes >= kPlannedBytesMax || fits(budget_bytes)) return std::nullopt;
+  if (!fits(gpu_bytes)) return 0;
+  std::uint64_t low = budget_bytes, high = gpu_bytes;  // the first does not fit
+  while (high - low > 1_MiB) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    (fits(middle) ? high : low) = middle;
+  }
+  const std::uint32_t micro_batches = subject.request.micro_batches;
+  const double each =  // of a micro-batch
+      static_cast<double>(subject.activation_bytes) * micro_batches / subject.tokens;
+  return micro_batches * std::floor(static_cast<double>(gpu_bytes - high) / each);
+}
 
 std::string obstacle_here(const PlanSubject& subject, const PlannedPlacement& planned) {
   if (!planned.obstacle.empty()) return {};

@@ -3,6 +3,8 @@
 // Thread rule: any thread may call the functions, but only one thread may use a list of placements.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,15 @@
 #include "tools/report/plan_matrix.h"
 
 namespace sluice {
+
+// Returns the largest number of tokens a step and rank for which a GPU with `gpu_bytes` has room:
+// for their activations, and for the smallest pools on the device. With fewer tokens, activations
+// and pools take no more. `model` is the one of `subject`. Returns 0 if the pools alone do not
+// fit. Returns nothing if `budget_bytes` suffice for the pools, or if the activations are too large
+// to be counted.
+std::optional<double> most_tokens(const PlanSubject& subject, const ModelSpec& model,
+                                  std::uint64_t gpu_bytes, std::uint64_t budget_bytes,
+                                  std::uint32_t ranks);
 
 // Returns the reason why `sluice train` would refuse `planned` on this machine. The result is empty
 // if `sluice train` would not refuse it, or if the plan is for another machine.

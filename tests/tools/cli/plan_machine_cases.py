@@ -71,14 +71,16 @@ class Machine(CliCase):
     def test_a_budget_that_a_gpu_leaves_is_named_with_its_reason(self):
         wanted = ("--model", "llama-2-7b", "--gpu", "4090", "--host-memory", "64G")
         refused = self.run_sluice("plan", *wanted, "--tokens", "1000000", expect=5).stderr
-        most = int(re.search(r"below ([0-9]+) for each micro-batch, at which nothing is left for the pools", refused)[1])
-        obstacle = self.own(*wanted, "--tokens", most - 1, expect=5)["obstacle"]
+        most = int(re.search(r"give --tokens ([0-9]+) or fewer, or --set activations=recompute", refused)[1])
+        self.assertTrue(self.own(*wanted, "--tokens", most)["fits"])
+        obstacle = self.own(*wanted, "--tokens", most + 9, expect=5)["obstacle"]
         self.assertIn("memory.device = ", obstacle)
-        self.assertIn(f"what a 4090 leaves beside the driver and the activations of {most - 1} tokens: give fewer --tokens", obstacle)
+        self.assertIn(f"what a 4090 leaves beside the driver and the activations of {most + 9} tokens: give --tokens {most} or fewer, "
+                      "or a larger --gpu", obstacle)
 
-        self.assertIn(f"memory.device is what a 4090 leaves beside the driver and the activations of {most - 1} tokens",
+        self.assertIn(f"memory.device is what a 4090 leaves beside the driver and the activations of {most + 9} tokens",
                       self.done.stdout.splitlines()[0])
-        self.assertLess(obstacle.index("give fewer --tokens"), obstacle.index(":\n"))  # before the list of pools
+        self.assertLess(obstacle.index("give --tokens"), obstacle.index(":\n"))  # before the list of pools
 
     def test_half_of_the_machine(self):
         self.assertEqual(set(HALF), set(PUBLISHED))
