@@ -49,7 +49,9 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
   for (const StateDescription::Tensor& tensor : wanted.tensors) {
     const auto found = by_name.find(tensor.name);
     if (found == by_name.end())
-      refuse("model", "without", fmt::format("a tensor \"{}\"", tensor.name), kOtherModel);
+      throw Error(ErrorCode::kInput,
+                  fmt::format("{}: it has no tensor \"{}\", which the model has; {}", where,
+                              tensor.name, kOtherModel));
     if (found->second->shape != tensor.shape)
       refuse(fmt::format("model.{}.shape", tensor.name),
              fmt::format("[{}]", fmt::join(found->second->shape, ", ")),
@@ -69,8 +71,9 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
     by_name.erase(found);
   }
   if (!by_name.empty())
-    refuse("model", fmt::format("with a tensor \"{}\"", by_name.begin()->first), "none",
-           kOtherModel);
+    throw Error(ErrorCode::kInput,
+                fmt::format("{}: it has a tensor \"{}\", which the model does not have; {}", where,
+                            by_name.begin()->first, kOtherModel));
 }
 
 void restart_unfrozen(const StateDescription& own, const StateDescription& wanted,

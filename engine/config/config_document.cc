@@ -1,8 +1,8 @@
 #include <sluice/config_document.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
-#include <filesystem>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -169,11 +169,10 @@ ConfigDocument ConfigDocument::from_file(const std::string& path) {
 
 std::string ConfigDocument::text_of_file(const std::string& path) {
   std::string why;
-  if (auto text = read_text_file(path, kConfigBytesMax, why)) return *std::move(text);
-  std::error_code no_answer;
-  const bool is_missing = !std::filesystem::exists(path, no_answer);
+  int error = 0;
+  if (auto text = read_text_file(path, kConfigBytesMax, why, &error)) return *std::move(text);
   throw Error(ErrorCode::kInput, fmt::format("cannot read the config file \"{}\": {}{}", path, why,
-                                             is_missing ? "; name a file that exists" : ""));
+                                             error == ENOENT ? "; name a file that exists" : ""));
 }
 
 ConfigDocument::ConfigDocument(ConfigDocument&&) noexcept = default;

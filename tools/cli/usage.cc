@@ -1,6 +1,7 @@
 #include "tools/cli/usage.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -63,6 +64,18 @@ std::string unknown_command(const CLI::App& parent, const std::string& word) {
                      fmt::join(names, ", "));
 }
 
+// Names an option that was given twice, and its values; CLI11 only counts them.
+std::optional<std::string> surplus_value(const CLI::App& app) {
+  for (const CLI::Option* const option : app.get_options()) {
+    const bool is_one = option->get_items_expected_max() == 1 &&
+                        option->get_multi_option_policy() == CLI::MultiOptionPolicy::Throw;
+    if (is_one && option->results().size() > 1)
+      return fmt::format("{} is given {} times, with {}; give it once", option->get_name(),
+                         option->results().size(), fmt::join(option->results(), " and "));
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string usage_mistake(const CLI::App& app, const CLI::ParseError& error) {
@@ -86,7 +99,7 @@ std::string usage_mistake(const CLI::App& app, const CLI::ParseError& error) {
         "nothing takes {}; each option has its own word, as in --data FILE, and a "
         "setting is one word, --set KEY=VALUE{}",
         fmt::join(rest, " "), help);
-  return error.what() + help;
+  return surplus_value(*place.command).value_or(error.what()) + help;
 }
 
 std::string help_text(const CLI::App& app, const std::vector<std::string>& words) {

@@ -1,5 +1,9 @@
 #include "tools/commands/train_inputs.h"
 
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
 #include <fmt/format.h>
 
 #include <sluice/config_document.h>
@@ -20,13 +24,14 @@ bool falls_nowhere(const LearningRateOptions& options) {
 
 TrainConfig read_train_config(const TrainOptions& options, std::string& introduction) {
   DeepspeedValues values = options.deepspeed;
-  values.steps = options.steps;
-  ConfigSource source = read_config_source(options.config_file, values, options.assignments);
+  // As --set, and not as one of the values for "auto": it overrides a total in a DeepSpeed file.
+  std::vector<std::string> assignments = options.assignments;
+  if (options.steps) assignments.push_back(fmt::format("run.steps={}", *options.steps));
+  ConfigSource source = read_config_source(options.config_file, values, assignments);
   ConfigDocument& document = source.document;
   if (source.report)
     introduction = fmt::format("{}; `sluice config import` lists them\n",
                                summary_of(*source.report, name_of_source(options.config_file)));
-  if (options.steps) document.set(fmt::format("run.steps={}", *options.steps));
   if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
   TrainConfig config = train_config(document);
   if (falls_nowhere(config))
@@ -42,11 +47,19 @@ TrainConfig read_train_config(const TrainOptions& options, std::string& introduc
 }
 
 Error in_words_of(const TrainOptions& options, const Error& error) {
+  // A value of --set may be what is wrong.
+  const auto is_assigned = [&](std::string_view key) {
+    return std::ranges::any_of(options.assignments, [&](const std::string& assignment) {
+      return assignment.starts_with(key) && assignment.substr(key.size()).starts_with('=');
+    });
+  };
+  const bool is_steps = options.steps.has_value() && !is_assigned("run.steps");
+  const bool is_seed = options.seed.has_value() && !is_assigned("run.seed");
   return in_words_of(
-      {{"--set run.steps=", "--steps ", options.steps.has_value()},
-       {"--set run.seed=", "--seed ", options.seed.has_value()},
-       {"run.steps", "--steps", options.steps.has_value()},
-       {"run.seed", "--seed", options.seed.has_value()},
+      {{"--set run.steps=", "--steps ", is_steps},
+       {"--set run.seed=", "--seed ", is_seed},
+       {"run.steps", "--steps", is_steps},
+       {"run.seed", "--seed", is_seed},
        {"in data.file or with --data FILE", "with --data FILE", !options.data_file.empty()},
        {"data.file", "--data", !options.data_file.empty()},
        {"data.tokenizer", "--tokenizer", !options.tokenizer.empty()},

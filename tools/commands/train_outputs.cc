@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include <sluice/error.h>
+#include "base/file_flush.h"
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "tools/commands/config_inputs.h"
 #include "tools/gpt/train/model_file.h"
@@ -56,6 +58,12 @@ void TrainOutputs::MadeFolders::make(const std::string& folder) {
   for (const std::filesystem::path& part : std::filesystem::path(folder)) {
     path /= part;
     if (std::filesystem::create_directory(path, error)) paths.push_back(path.string());
+    std::error_code ignored;
+    if (error && !std::filesystem::exists(path, ignored))
+      throw Error(
+          file_error_code(error.value(), ErrorCode::kInput),
+          fmt::format("cannot write --tensorboard \"{}\": create its folder \"{}\": {}; {}", folder,
+                      path.string(), errno_text(error.value()), file_remedy(error.value())));
   }
 }
 

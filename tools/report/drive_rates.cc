@@ -1,5 +1,6 @@
 #include "tools/report/drive_rates.h"
 
+#include <cerrno>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -20,13 +21,12 @@ constexpr std::uint64_t kRatesFileBytesMax = 16_MiB;  // far more than any has
 
 nlohmann::json read_rates_file(const std::string& path) {
   std::string why;
-  const auto text = read_text_file(path, kRatesFileBytesMax, why);
-  if (!text) {
-    std::error_code no_answer;
-    const bool is_missing = !std::filesystem::exists(path, no_answer);
-    throw Error(ErrorCode::kInput, fmt::format("cannot read the calibration \"{}\": {}{}", path,
-                                               why, is_missing ? "; name a file that exists" : ""));
-  }
+  int error = 0;
+  const auto text = read_text_file(path, kRatesFileBytesMax, why, &error);
+  if (!text)
+    throw Error(ErrorCode::kInput,
+                fmt::format("cannot read the calibration \"{}\": {}{}", path, why,
+                            error == ENOENT ? "; name a file that exists" : ""));
   try {
     return nlohmann::json::parse(*text);
   } catch (const nlohmann::json::exception& error) {

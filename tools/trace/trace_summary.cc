@@ -114,8 +114,8 @@ std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine, do
   lines += fmt::format("written to storage: {:.2f} TB a day", all_per_day * 1e-12);
   if (rank.trace().ranks > 1) lines += " by all ranks here";
   if (options.bytes_written_rating != 0)
-    lines += fmt::format("; drives rated for {} last {:.0f} days",
-                         format_bytes(options.bytes_written_rating),
+    lines += fmt::format("; drives rated for {:.4g} TB last {:.0f} days",
+                         static_cast<double>(options.bytes_written_rating) * 1e-12,
                          static_cast<double>(options.bytes_written_rating) / all_per_day);
   return lines + "\n";
 }

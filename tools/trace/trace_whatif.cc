@@ -17,6 +17,7 @@
 #include "engine/bound/planned_step.h"
 #include "engine/planner/run_plan.h"
 #include "engine/run/engine_trace.h"
+#include "tools/cli/option_words.h"
 #include "tools/trace/trace_rates.h"
 #include "tools/trace/trace_steps.h"
 
@@ -355,7 +356,8 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
     scenario.config.optimizer.lanes.reset();  // the plan for another budget chooses again
   const Scenario recorded = scenario;
   for (const std::string& setting : settings) apply(setting, scenario);
-  validate(scenario.config);  // a run with these settings would be refused, too
+  with_words({{"Config::optimizer.overlap", "trace whatif: --set policy"}},
+             [&] { validate(scenario.config); });  // a run would be refused, too
   // A budget that is too small is refused on any machine.
   result.changed_policy = scenario.policy = replay.policy(scenario, result.policy);
   result.changed = replay.cost(scenario);

@@ -51,6 +51,7 @@ class BadConfig(CliCase):
             with self.subTest(assignment):
                 message = self.fail_train(2, None, "--set", assignment)
                 self.assertIn(assignment.partition("=")[0], message)
+        self.assertIn("--set run.steps=-1: ", self.fail_train(2, None, "--set", "run.steps=-1", "--steps", 2))
 
     def test_bad_command_line(self):
         config = self.write_config()
@@ -89,9 +90,10 @@ class BadFiles(CliCase):
     def test_text_is_a_folder_or_a_pipe(self):
         os.mkfifo(self.path("pipe"))
         self.write_tokenizer()
-        for name in ("storage", "pipe"):
-            self.assertIn("not a regular file", self.fail_train(2, {"data.file": name}))
-            self.assertIn("not a regular file", self.fail_train(2, {"data.file": name, "model.vocabulary": 258}, "--tokenizer", "tokenizer.json"))
+        for name, remedy in (("storage", "join its files with `cat DIR/* > FILE`"), ("pipe", "")):
+            self.assertRegex(self.fail_train(2, {"data.file": name}), "not a regular file.*" + re.escape(remedy))
+            self.assertRegex(self.fail_train(2, {"data.file": name, "model.vocabulary": 258}, "--tokenizer", "tokenizer.json"),
+                             "not a regular file.*" + re.escape(remedy))
 
     def test_text_unreadable(self):
         prefix = as_ordinary_user(self)

@@ -394,6 +394,8 @@ class DeepspeedTraining(FileWriter):
         self.assertNotIn("DeepSpeed", own.stdout)
         self.assertEqual(self.read_json("a.json")["state_sha256"], self.read_json("b.json")["state_sha256"])
         self.assertEqual(len(self.read_json("a.json")["steps"]), 4)
+        self.run_sluice("train", name, *self.SETTINGS, "--steps", 1, "--json", "a.json")  # overrides the file's total
+        self.assertEqual(len(self.read_json("a.json")["steps"]), 1)
 
     def test_an_epsilon_of_clipping_and_a_large_scale_reach_the_run(self):
         name = self.write({**FILE, "gradient_clipping": 0.01})

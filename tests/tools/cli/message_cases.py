@@ -63,6 +63,12 @@ class Messages(CliCase):
                 self.assertIn("private", message)
                 self.assertIn("Permission denied", message)
                 self.assertNotIn("internal", message)
+        os.mkdir(self.path("closed"), 0o555)
+        self.assertIn('--tensorboard "closed/x": create its folder "closed/x": Permission denied; check the folder and its mode',
+                      self.fail_train(2, None, "--tensorboard", "closed/x", prefix=prefix))
+        if prefix:
+            refused = self.run_sluice("config", "check", "private/config.json", expect=2, prefix=prefix).stderr
+            self.assertEqual(refused, 'sluice: cannot read the config file "private/config.json": Permission denied\n')
 
     def test_storage_where_no_files_can_be(self):
         message = self.fail_train(2, {**ON_NVME, "storage.paths": ["/proc"]})

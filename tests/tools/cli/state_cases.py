@@ -323,7 +323,8 @@ class DurableStores(CliCase):
         self.run_sluice("train", config, "--quiet", "--save", "weights.safetensors")
         self.run_sluice("state", "export", config, "kept")
         before = self.files()
-        for setting, words in (("precision.parameters=fp32", "--convert"), ("model.layers=3", "another model"), ("optimizer.type=lion", "lion")):
+        for setting, words in (("precision.parameters=fp32", "--convert"), ("model.layers=3", 'it has no tensor "h.2.'),
+                               ("optimizer.type=lion", "lion")):
             done = self.run_sluice("state", "import", config, "kept", "--set", "storage.state.name=other", "--set", setting, expect=2)
             self.assertIn(words, done.stderr)
         for origin in ("kept", "weights.safetensors"):

@@ -35,6 +35,10 @@ class Usage(CliCase):
                 self.assertIn(f'unknown option "{unknown}"; did you mean "{meant}"?', self.mistake(*words))
         self.assertIn('unknown option "--frobnicate"\n`sluice plan --help` has more', self.mistake("plan", "--frobnicate"))
 
+    def test_an_option_that_is_given_twice(self):
+        self.assertIn("sluice: --data is given 2 times, with a and b; give it once\n",
+                      self.mistake("train", "config.json", "--data", "a", "--data", "b"))
+
     def test_surplus_words_come_in_their_order(self):
         self.assertIn("--set KEY=VALUE\n`sluice plan --help`", self.mistake("plan", "one", "two", "three", "four"))
 

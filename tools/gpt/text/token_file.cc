@@ -89,7 +89,7 @@ class TextReader {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0)
       refuse_text(path, fmt::format("cannot open it: {}", errno_text(errno)));
-    if (!S_ISREG(status.st_mode)) refuse_text(path, "it is not a regular file");
+    if (!S_ISREG(status.st_mode)) refuse_text(path, no_text_because(status.st_mode));
     if (status.st_size == 0) refuse_text(path, "it is empty");
     file_.open(path, std::ios::binary);
     if (!file_) refuse_text(path, fmt::format("cannot open it: {}", errno_text(errno)));
@@ -212,6 +212,12 @@ std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenize
   if (!is_counted_first) write_header(header_of(kind, text.token_count, text.origin), output);
   output.commit();
   return text.token_count;
+}
+
+const char* no_text_because(mode_t mode) {
+  return S_ISDIR(mode) ? "it is a folder and not a regular file; name a file in it, or join its "
+                         "files with `cat DIR/* > FILE`"
+                       : "it is not a regular file";
 }
 
 bool has_token_header(const std::string& file) {

@@ -6,6 +6,8 @@
 // Thread rule: one thread.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstdint>
 #include <string>
@@ -45,6 +47,9 @@ std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenize
 // Fails with the errors of write_token_file(). Fails with kInput if the path belongs to a file that
 // this function did not make.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);
+
+// Returns why a file cannot be a text if it is no regular file. `mode` is the one of stat().
+const char* no_text_because(mode_t mode);
 
 // Returns whether `file` begins with the header of a token file. If the file cannot be read, the
 // result is false.

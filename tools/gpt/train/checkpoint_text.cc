@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -72,6 +73,16 @@ bool is_of_train(const nlohmann::json& saved) {
                      [](const nlohmann::json& value) { return value.is_string(); });
 }
 
+// With as many digits as tell the two apart, but three at least. 17 tell all numbers apart.
+std::pair<std::string, std::string> told_apart(double one, double other) {
+  std::string text, other_text;
+  for (int digits = 3; text == other_text && digits <= 17; ++digits) {
+    text = fmt::format("{:.{}g}", one, digits);
+    other_text = fmt::format("{:.{}g}", other, digits);
+  }
+  return {text, other_text};
+}
+
 // For the note on other run.steps: a schedule that ends with the run ends elsewhere now.
 std::string longer_schedule(const LearningRateOptions& options, std::uint64_t steps,
                             const std::string& before) {
@@ -81,10 +92,11 @@ std::string longer_schedule(const LearningRateOptions& options, std::uint64_t st
   const double was = learning_rate_at(old, steps);
   const double is = learning_rate_at(options, steps);
   if (was == is) return "";
+  const auto [is_text, was_text] = told_apart(is, was);
   return fmt::format(
-      ", and so the schedule's end: the next learning rate is {:.3g}, not {:.3g}; "
+      ", and so the schedule's end: the next learning rate is {}, not {}; "
       "--set optimizer.schedule_steps={} --accept-config keeps the schedule",
-      is, was, before);
+      is_text, was_text, before);
 }
 
 }  // namespace

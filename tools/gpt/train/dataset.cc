@@ -61,7 +61,7 @@ void Dataset::open_file() {
   if (!file_ || ::fstat(file_.get(), &status) != 0)
     fail(config_.data_file, "cannot open it: " + errno_text(errno) +
                                 "; name another in data.file or with --data FILE");
-  if (!S_ISREG(status.st_mode)) fail(config_.data_file, "it is not a regular file");
+  if (!S_ISREG(status.st_mode)) fail(config_.data_file, no_text_because(status.st_mode));
   if (status.st_size == 0) fail(config_.data_file, "it is empty");
   file_bytes_ = static_cast<std::uint64_t>(status.st_size);
 }

@@ -9,6 +9,9 @@
 namespace sluice {
 namespace {
 
+// 2^30 records, which trace_start() grants at most.
+constexpr std::uint64_t kTraceRingMax = 64_GiB;
+
 TokenFormat format_from(const std::string& name) {
   if (name == "bytes") return TokenFormat::kBytes;
   if (name == "uint32") return TokenFormat::kUint32;
@@ -61,6 +64,10 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.trace_nvtx = document.boolean("trace.nvtx");
   config.has_status = document.string("run.status") == "auto";
   config.trace_ring_bytes = document.size_bytes("trace.ring").value_or(64_MiB);
+  if (config.trace_ring_bytes > kTraceRingMax)
+    document.fail("trace.ring",
+                  fmt::format("\"trace.ring\" is {}, but each thread has at most {}",
+                              format_bytes(config.trace_ring_bytes), format_bytes(kTraceRingMax)));
   config.device = device_from(document.string("run.device"));
   config.matmul = gpt::matmul_wish_from(document.string("run.matmul"));
   if (config.model.embedding % config.model.heads != 0)
