@@ -41,6 +41,9 @@ def read_config(config: "Config | str | os.PathLike[str]") -> "dict[str, Any]":
     column where `sluice train` would refuse the file."""
     if isinstance(config, Mapping):
         return copy.deepcopy(dict(config))
+    if not isinstance(config, (str, bytes, os.PathLike)):
+        raise ConfigError(f"the config is of the type {type(config).__name__}; give a dictionary, or the path of a JSON file. {{}} has the "
+                          "default of every key")
     with open(config, "rb") as file:
         text = file.read()
     found: Any = None

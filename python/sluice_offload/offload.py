@@ -4,6 +4,7 @@ import contextlib
 import ctypes as C
 import faulthandler
 import json
+import math
 import os
 import weakref
 import zlib
@@ -111,7 +112,12 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     Raises ConfigError, OutOfMemoryError naming a budget that works, ArgumentError, StorageError; the model is as before
     then.
     """
-    announced, local = tuple(announced), tuple(local)
+    units = None if units is None else _several("units", units, (str, type), "classes of modules, or their names")
+    announced, local = (_several(name, given, (str, type), "classes of modules, or their names")
+                        for name, given in (("announced", announced), ("local", local)))
+    buffers = _several("buffers", buffers, (str,), "patterns of names")
+    if lr is not None:
+        lr = _rate_of(lr)
     if restore is not None and values is not None:
         raise ArgumentError("offload(): values and restore exclude each other; the checkpoint has all values")
     if convert and restore is None:
@@ -196,6 +202,26 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     _wholes.update((owner, weakref.ref(model)) for unit in found.units for member in unit.members
                    for owner, _ in member.owners)
     return made
+
+
+def _several(name: str, given: Any, kinds: "tuple[type, ...]", what: str) -> "tuple[Any, ...]":
+    """A list as a tuple. A class or a text by itself is refused: a text would be a list of its letters."""
+    is_list = isinstance(given, Iterable) and not isinstance(given, (str, type, nn.Module))
+    found = tuple(given) if is_list else (given,)
+    if not is_list or not all(isinstance(one, kinds) for one in found):
+        shown = " ".join(repr(given).split())
+        raise ArgumentError(f"offload(): {name} is a list of {what}, such as {name}=[...], and not {shown:.80}")
+    return found
+
+
+def _rate_of(lr: Any) -> float:
+    """As torch's optimizers, which refuse a wrong rate at once. A tensor with one element is a number."""
+    rate = math.nan
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        rate = math.nan if isinstance(lr, (str, bytes)) else float(lr)
+    if not 0 <= rate < math.inf:
+        raise ArgumentError(f"offload(): lr is {lr!r}; a learning rate is a number from 0 on, such as 1e-3")
+    return rate
 
 
 def _show_crashes() -> None:

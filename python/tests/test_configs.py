@@ -97,6 +97,24 @@ def test_folders_and_files_that_are_not_there(tmp_path):
     assert torch.isfinite(model(*batch(0)))
 
 
+@pytest.mark.parametrize("keywords, words", [
+    ({"lr": -1}, "lr is -1; a learning rate is a number from 0 on"), ({"lr": float("nan")}, "lr is nan; a learning rate"),
+    ({"lr": "1e-3"}, "lr is '1e-3'; a learning rate"), ({"units": Block}, "units is a list of classes of modules, or their names"),
+    ({"units": "Block"}, "units is a list of .* and not 'Block'"), ({"units": [1]}, r"units is a list of .* and not \[1\]"),
+    ({"announced": Block}, "announced is a list of classes"), ({"buffers": "*.scale"}, "buffers is a list of patterns of names")])
+def test_arguments_are_checked_at_once(file, keywords, words):
+    model = tiny()
+    with pytest.raises(sluice.ArgumentError, match=words):
+        sluice.offload(model, str(file), **{"units": [Block], **keywords})
+    assert torch.isfinite(model(*batch(0)))
+
+
+@pytest.mark.parametrize("given", [None, [1], 5])
+def test_what_is_no_config(given):
+    with pytest.raises(sluice.ConfigError, match=f"the config is of the type {type(given).__name__}; give a dictionary, or the path"):
+        sluice.offload(tiny(), given)
+
+
 @pytest.mark.parametrize("keyword, words", [
     ("betas", "offload.. takes no betas: set optimizer.beta1 and optimizer.beta2 in the config, or give optimizer="),
     ("weight_decay", "set optimizer.weight_decay in the config"),
