@@ -73,6 +73,8 @@ void OutputFile::check_place() const {
         fmt::format("{}; change the mode of the file, or name another place", errno_text(errno)));
   if (place_.is_mount)
     refuse("it is a file that is mounted by itself, which cannot be replaced; mount its folder");
+  if (place_.kind == FileKind::kRegular && is_being_written(place_.target))
+    refuse("another process still writes it; name another file, or end that process first");
   if (place_.kind != FileKind::kOther) check_folder();
 }
 
@@ -128,9 +130,22 @@ int OutputFile::descriptor() const {
   return opened_ ? opened_.get() : file_.descriptor();
 }
 
+// Two runs that begin at one moment may both have found the name free.
+std::optional<Error> OutputFile::loss() const {
+  struct stat file {};
+  if (!is_accepted_ || !is_regular() || ::fstat(file_.descriptor(), &file) != 0 ||
+      file.st_nlink != 0)
+    return std::nullopt;
+  return Error(ErrorCode::kIo,
+               fmt::format("{} \"{}\" has been removed or replaced by another process: what this "
+                           "one has written there is lost; give each run a file of its own",
+                           option_, place_.path));
+}
+
 void OutputFile::write(std::string_view bytes) {
   if (!is_wanted()) return;
   begin();
+  if (const auto lost = loss()) throw *lost;
   if (!is_regular()) flush_said();  // what was said before stands before
   const std::uint64_t before_bytes = size_bytes_;
   int error = append(bytes);
@@ -205,6 +220,7 @@ void OutputFile::commit() {
 }
 
 void OutputFile::make_durable() {
+  if (const auto lost = loss()) throw *lost;
   if (const int error = flush_file(descriptor()); error != 0) throw failure("fsync", error);
   if (!is_accepted_) {
     if (const int error = file_.replace_target(); error != 0) {

@@ -8,7 +8,8 @@
 //                                               JSON, pages
 //   begin() .. accept() .. write() .. commit()  for files that grow during a run. accept() gives
 //                                               the file its final name. A killed run therefore
-//                                               leaves the part that was written.
+//                                               leaves the part that was written. As long as
+//                                               it grows, other processes refuse the file.
 //
 // Until accept() or commit(), an older file with the final name stays unchanged. If an OutputFile
 // is destroyed before accept() or commit(), no file is left. If the path is a symbolic link, the
@@ -24,6 +25,7 @@
 #include <exception>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,6 +56,9 @@ class OutputFile {
   const std::string& option() const { return option_; }
   const std::string& path() const { return place_.path; }
   const FilePlace& place() const { return place_; }
+  // Returns an Error if the file has lost its name since accept(), and its content with it. Another
+  // process has then removed or replaced the file.
+  std::optional<Error> loss() const;
 
   // Throws an error if it is certain that the output cannot be written. The call leaves no file
   // behind.
@@ -71,6 +76,7 @@ class OutputFile {
   // Appends `bytes` to the output. If the call fails, the file has the same length as before the
   // call.
   // Fails with kNoSpace if the disk is full. Fails with kIo if the drive reports an error.
+  // Fails with loss() if there is one.
   void write(std::string_view bytes);
   // Formats the arguments and appends the text. The text goes through a buffer. commit() writes the
   // rest of the buffer.
@@ -87,7 +93,7 @@ class OutputFile {
   void accept() noexcept;
   // Makes the output durable under its final name, and closes the file. If the rename fails after
   // all data was written, the temporary file stays, and the error message names this file.
-  // Fails with kNoSpace if the disk is full. Fails with kIo if the drive reports an error.
+  // Fails with the errors of write().
   void commit();
   // Closes the file, and removes the file if it does not have its final name yet.
   void discard() noexcept;

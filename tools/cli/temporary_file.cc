@@ -141,6 +141,11 @@ std::vector<std::string> leftovers_of(const std::string& target) {
   return found;
 }
 
+bool is_being_written(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+  return file && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
 void remove_temporary_files() noexcept {
   for (const Slot& slot : slots) {
     if (slot.state.load() == Slot::kUsed) (void)::unlink(slot.name);

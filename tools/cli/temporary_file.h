@@ -53,6 +53,10 @@ class TemporaryFile {
 // is empty.
 std::vector<std::string> leftovers_of(const std::string& target);
 
+// Returns whether another process still writes `path`, a file that had a temporary name before. On
+// a file system without locks, the result is false.
+bool is_being_written(const std::string& path);
+
 // Removes the names of all temporary files of this process. A signal handler may call this
 // function.
 void remove_temporary_files() noexcept;

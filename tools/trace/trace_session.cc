@@ -6,6 +6,7 @@
 
 #include <sluice/units.h>
 #include "base/trace/trace.h"
+#include "tools/cli/print.h"
 #include "tools/trace/trace_summary.h"
 
 namespace sluice {
@@ -25,6 +26,7 @@ TraceSession::TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRa
 
 TraceSession::~TraceSession() {
   (void)trace_stop();
+  if (const auto lost = output_.loss()) warn("sluice: {}\n", lost->what());
 }
 
 TraceEnd TraceSession::finish() {
@@ -37,6 +39,10 @@ TraceEnd TraceSession::finish() {
     output_.commit();  // one that is cut may still be read, up to there
   } catch (const Error& error) {
     end.failure = error;
+  }
+  if (output_.loss()) {  // the file of that name is another one
+    output_.discard();
+    return {.summary = {}, .failure = end.failure};
   }
   if (!result.failure.empty())
     end.failure = output_.failure(fmt::format("it ends at {}", format_bytes(result.file_bytes)),

@@ -318,6 +318,16 @@ class Checkpoints(CliCase):
         self.assertEqual(self.read_json("run.json")["state_sha256"],
                          self.train({**values, "run.steps": 8, "optimizer.schedule_steps": 4})["state_sha256"])
 
+    def test_a_run_whose_steps_are_made_says_so(self):
+        values = {**BASE, "run.steps": 3}
+        self.train(values, "--checkpoint", "kept")
+        for steps in (3, 2):
+            said = self.run_sluice("train", "config.json", "--quiet", "--checkpoint", "kept", "--resume", "--steps", steps).stderr
+            self.assertIn(f"sluice: nothing to train: step 3 is reached, and run.steps is {steps}; ", said)
+        message = self.fail_train(2, values, "--resume-from", "kept", "--checkpoint", "other", "--steps", 2)
+        self.assertIn('nothing to train: "kept/step-000000003" is of step 3, and --steps is 2; choose a larger --steps', message)
+        self.assertFalse(os.path.exists(self.path("other")))
+
     def test_what_cannot_go_on_is_refused_and_nothing_changes(self):
         self.assertIn("no checkpoint", self.fail_train(2, BASE, *EVERY, "--resume=required"))
         self.assertIn("--checkpoint", self.fail_train(2, BASE, "--resume"))

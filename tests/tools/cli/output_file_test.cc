@@ -115,6 +115,25 @@ TEST(OutputFile, NamesAFileWhosePiecesTheDriveRefuses) {
   }
 }
 
+TEST(OutputFile, OneProcessWritesAFileThatGrows) {
+  const test::TempDirectory folder;
+  const std::string path = folder.path() + "/run.csv";
+  OutputFile output("--csv", path);
+  output.write("header\n");
+  EXPECT_NO_THROW(OutputFile("--csv", path).check()) << "it has no name yet";
+  output.accept();
+  const std::string refusal =
+      test::expect_error(ErrorCode::kInput, [&] { OutputFile("--csv", path).check(); });
+  EXPECT_NE(refusal.find("another process still writes it"), std::string::npos) << refusal;
+  ASSERT_EQ(::link(path.c_str(), (path + ".old").c_str()), 0);
+  ASSERT_EQ(::unlink(path.c_str()), 0);
+  EXPECT_NO_THROW(output.write("1\n")) << "it is there under another name";
+  ASSERT_EQ(::unlink((path + ".old").c_str()), 0);
+  const std::string loss = test::expect_error(ErrorCode::kIo, [&] { output.write("2\n"); });
+  EXPECT_NE(loss.find(path + "\" has been removed or replaced"), std::string::npos) << loss;
+  EXPECT_EQ(test::expect_error(ErrorCode::kIo, [&] { output.commit(); }), loss);
+}
+
 TEST(OutputFile, RefusesADescriptorThatIsOpenForReading) {
   const test::TempDirectory folder;
   const std::string path = folder.path() + "/input";

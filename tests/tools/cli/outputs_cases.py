@@ -383,6 +383,27 @@ class GrowingOutputs(CliCase):
             self.assertGreaterEqual(len([json.loads(line) for line in file]), 3)
         self.assertEqual(sorted(os.listdir(self.folder)), ["config.json", "run.csv", "run.jsonl", "storage", "text.txt"])
 
+    def test_a_file_that_grows_has_one_writer(self):
+        files = ("--csv", "run.csv", "--json-lines", "run.jsonl", "--trace", "run.trace")
+        command = self.command("train", self.write_config({"run.steps": 1000000}), *files)
+        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        while b"step     1/" not in process.stdout.readline():
+            self.assertIsNone(process.poll())
+        for option, name in zip(files[::2], files[1::2]):
+            second = self.run_sluice("train", "config.json", "--steps", 1, option, name, expect=2)
+            self.assertIn(f'{option} "{name}": another process still writes it', second.stderr)
+        os.unlink(self.path("run.csv"))
+        os.rename(self.path("text.txt"), self.path("run.trace"))
+        process.terminate()
+        stdout, stderr = (text.decode() for text in process.communicate(timeout=RUN_TIMEOUT_S))
+        self.assertEqual(process.returncode, 1, stderr)
+        for name in ("run.csv", "run.trace"):
+            self.assertRegex(stderr, f'"{name}" has been removed or replaced by another process')
+        self.assertNotIn("trace: ", stdout)
+        with open(self.path("run.jsonl"), encoding="ascii") as file:
+            self.assertEqual(len(file.readlines()), int(re.findall(r"(?m)^step +(\d+)/", stdout)[-1]))
+
     def test_a_full_disk_keeps_whole_rows_and_what_was_there(self):
         os.mkdir(self.path("disk"))
         mount_tmpfs(self, self.path("disk"), "64k")

@@ -110,6 +110,16 @@ void Checkpointing::require_own(Engine& engine, const std::vector<Candidate>& fo
 }
 
 std::optional<std::uint64_t> Checkpointing::resume(Engine& engine, const InitialValues& values) {
+  const std::optional<std::uint64_t> steps = take_up(engine, values);
+  if (steps && *steps >= config_.steps)
+    notes_.push_back(
+        fmt::format("nothing to train: step {} is reached, and run.steps is {}; run.steps counts "
+                    "the steps before this start, too",
+                    *steps, config_.steps));
+  return steps;
+}
+
+std::optional<std::uint64_t> Checkpointing::take_up(Engine& engine, const InitialValues& values) {
   beginning_ = own_beginning();
   const std::vector<Candidate> found = candidates(engine);
   if (options_.resume.empty() && !found.empty())
@@ -220,6 +230,11 @@ std::uint64_t Checkpointing::resume_from(Engine& engine) {
   else
     steps =
         check_application(fmt::format("\"{}\"", from_), opened.application[0], Kernels::kMayChange);
+  if (steps > config_.steps)
+    throw Error(ErrorCode::kInput,
+                fmt::format("nothing to train: \"{}\" is of step {}, and run.steps is {}; choose a "
+                            "larger run.steps, which counts the steps of that state, too",
+                            from_, steps, config_.steps));
   restore(engine, *opened.source, from_, steps);
   return steps;
 }

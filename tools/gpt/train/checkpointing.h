@@ -77,6 +77,7 @@ class Checkpointing {
   // Fails with kInput in these cases:
   // - A saved state exists, but the user did not ask to resume.
   // - The required state is missing or unreadable.
+  // - The state of --resume-from has more steps than the run is to have.
   // - The state belongs to another model, config or text.
   std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
   // Returns whether resume() has begun a new run with the state of --resume-from. The steps of this
@@ -117,6 +118,7 @@ class Checkpointing {
     std::uint64_t step = 0;
     std::string folder;
   };
+  std::optional<std::uint64_t> take_up(Engine& engine, const InitialValues& values);
   std::vector<Candidate> candidates(Engine& engine) const;
   std::optional<std::uint64_t> try_one(Engine& engine, const std::string& folder,
                                        const std::vector<Candidate>& found);
