@@ -35,6 +35,8 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 constexpr const char* kLatest = "latest";
 constexpr std::string_view kOwner = "host ";  // the beginning of a lock file
+constexpr const char* kLockName = ".lock";
+constexpr int kLockAttempts = 100;
 
 [[noreturn]] void fail_with(std::string_view what, const std::string& path, int error) {
   const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
@@ -108,6 +110,14 @@ bool is_lock_file(int file, const struct stat& status) {
   return bytes >= 0 && kOwner.starts_with(std::string_view(begin.data(), bytes));
 }
 
+void write_owner(int file, const std::string& path) {
+  std::array<char, 128> host{};
+  (void)::gethostname(host.data(), host.size() - 1);
+  const std::string owner = fmt::format("{}{}, process {}", kOwner, host.data(), ::getpid());
+  if (::ftruncate(file, 0) != 0) fail_with("truncation", path, errno);
+  write_all(file, path, 0, std::as_bytes(std::span(owner)));
+}
+
 // Returns whether the file system has no locks, such as Lustre without the option "flock".
 bool is_without_locks(int error) {
   return error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK || error == EBADF;
@@ -147,16 +157,20 @@ std::vector<CheckpointName> list_checkpoints(const std::string& root) {
 }
 
 struct CheckpointLock::Held {
-  explicit Held(ProcessFd locked) : file(std::move(locked)) {}
+  Held(ProcessFd locked, MissingPlaces places) : file(std::move(locked)), made(std::move(places)) {}
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
   ~Held() {
     // Closing is not enough: a child that is just being forked or spawned still has a copy, and
     // with it the lock, for a moment.
-    if (file) (void)::flock(file.get(), LOCK_UN);
+    if (!file) return;
+    made.remove_file();
+    (void)::flock(file.get(), LOCK_UN);
+    made.remove_folders();
   }
 
   ProcessFd file;  // none in a forked child
+  MissingPlaces made;
 };
 
 // The locks of this process, by file. A lock ends under `mutex`, so that no other object of the
@@ -171,8 +185,14 @@ CheckpointLock::Table& CheckpointLock::table() {
 }
 
 CheckpointLock::CheckpointLock(const std::string& root) {
+  for (int left = kLockAttempts; !try_to_lock(root, left == 1);) --left;
+}
+
+// Returns false if the last owner has removed the file meanwhile. A lock of that file is none.
+bool CheckpointLock::try_to_lock(const std::string& root, bool is_last) {
+  MissingPlaces missing(root, kLockName);
   make_folder(root);
-  const std::string path = root + "/.lock";
+  const std::string path = fmt::format("{}/{}", root, kLockName);
   constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   const auto opened = [&](int access) {
     return ProcessFd::opened_by([&] { return ::open(path.c_str(), access | kFlags, 0666); });
@@ -182,6 +202,7 @@ CheckpointLock::CheckpointLock(const std::string& root) {
   // Another user may let this one read the file. That is enough for a lock.
   if (!is_own && errno == EACCES) file = opened(O_RDONLY);
   const int failure = file ? 0 : errno;
+  if (failure == ENOENT && !is_last) return false;
   if (!file && failure != ELOOP) fail_with("open", path, failure);
   struct stat status {};
   if (file && ::fstat(file.get(), &status) != 0) fail_with("stat", path, errno);
@@ -193,9 +214,18 @@ CheckpointLock::CheckpointLock(const std::string& root) {
   const std::scoped_lock guard(table().mutex);
   std::weak_ptr<Held>& known = table().held[{status.st_dev, status.st_ino}];
   held_ = known.lock();
-  if (held_ && held_->file) return;
-  take(root, path, file.get(), is_own);
-  known = held_ = std::make_shared<Held>(std::move(file));
+  if (held_ && held_->file) return true;
+  if (take(root, path, file.get())) {
+    struct stat now {};
+    const bool is_there = ::stat(path.c_str(), &now) == 0 && now.st_ino == status.st_ino;
+    if (!is_there && !is_last) return false;
+    if (is_own) write_owner(file.get(), path);
+    std::ranges::move(remove_leftovers(root), std::back_inserter(notes_));
+  } else {
+    missing = {};  // another process may use them, too
+  }
+  known = held_ = std::make_shared<Held>(std::move(file), std::move(missing));
+  return true;
 }
 
 CheckpointLock::~CheckpointLock() {
@@ -203,14 +233,15 @@ CheckpointLock::~CheckpointLock() {
   held_.reset();
 }
 
-void CheckpointLock::take(const std::string& root, const std::string& path, int file, bool is_own) {
+// Returns false if the file system has no locks.
+bool CheckpointLock::take(const std::string& root, const std::string& path, int file) {
   if (::flock(file, LOCK_EX | LOCK_NB) != 0) {
     if (is_without_locks(errno)) {
       notes_.push_back(
           fmt::format("checkpoint: \"{}\" cannot be locked ({}): let no other process write to it, "
                       "and remove what killed ones leave",
                       root, errno_text(errno)));
-      return;
+      return false;
     }
     if (errno != EWOULDBLOCK) fail_with("locking", path, errno);
     std::array<char, 256> owner{};
@@ -220,14 +251,7 @@ void CheckpointLock::take(const std::string& root, const std::string& path, int 
                             "another folder, or end that one first",
                             root, std::string_view(owner.data(), bytes < 0 ? 0 : bytes)));
   }
-  if (is_own) {
-    std::array<char, 128> host{};
-    (void)::gethostname(host.data(), host.size() - 1);
-    const std::string owner = fmt::format("{}{}, process {}", kOwner, host.data(), ::getpid());
-    if (::ftruncate(file, 0) != 0) fail_with("truncation", path, errno);
-    write_all(file, path, 0, std::as_bytes(std::span(owner)));
-  }
-  std::ranges::move(remove_leftovers(root), std::back_inserter(notes_));
+  return true;
 }
 
 NewCheckpoint::NewCheckpoint(const std::string& root) : root_(root), lock_(root) {

@@ -43,9 +43,10 @@ std::vector<CheckpointName> list_checkpoints(const std::string& root);
 // a process share the lock of a folder. The lock ends with the last of them or with the process.
 class CheckpointLock {
  public:
-  // Makes the folder if it is missing. If this process did not have the lock before, the
-  // constructor removes half-written checkpoints of a killed process. On a file system without
-  // locks, it only adds a note, and removes nothing.
+  // Makes the folder if it is missing. At the end of the lock, a folder and a lock file that the
+  // constructor has made are removed if the folder holds nothing else. If this process did not have
+  // the lock before, the constructor removes half-written checkpoints of a killed process. On a
+  // file system without locks, it only adds a note, and removes nothing.
   // Fails with kInput if another process has the lock or if the folder cannot be made. The message
   // names the other process by host and number.
   explicit CheckpointLock(const std::string& root);
@@ -59,7 +60,8 @@ class CheckpointLock {
   struct Held;
   struct Table;
   static Table& table();
-  void take(const std::string& root, const std::string& path, int file, bool is_own);
+  bool try_to_lock(const std::string& root, bool is_last);
+  bool take(const std::string& root, const std::string& path, int file);
 
   std::shared_ptr<Held> held_;
   std::vector<std::string> notes_;

@@ -1,5 +1,7 @@
 #include "engine/checkpoint/checkpoint_leftovers.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <string_view>
@@ -86,6 +88,33 @@ std::vector<std::string> remove_leftovers(const std::string& root) {
         error ? "cannot be removed: " + errno_text(error.value()) : "has been removed"));
   }
   return notes;
+}
+
+MissingPlaces::MissingPlaces(const std::string& root, const std::string& lock_name) {
+  std::error_code error;
+  fs::path folder = fs::absolute(root, error);
+  if (error) return;
+  if (!folder.has_filename()) folder = folder.parent_path();  // "saved/"
+  if (!fs::exists(fs::symlink_status(folder / lock_name, error))) file_ = folder / lock_name;
+  for (; !fs::exists(folder, error) && !error && folder != folder.parent_path();
+       folder = folder.parent_path())
+    folders_.push_back(folder);
+}
+
+void MissingPlaces::remove_file() noexcept {
+  std::error_code error;
+  if (file_.empty()) return;
+  for (fs::directory_iterator entry(file_.parent_path(), error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->path() != file_) return;
+  }
+  if (!error) fs::remove(file_, error);
+}
+
+void MissingPlaces::remove_folders() noexcept {
+  for (const fs::path& folder : folders_) {
+    if (::rmdir(folder.c_str()) != 0) return;
+  }
 }
 
 }  // namespace sluice

@@ -1,9 +1,11 @@
 // Names in a folder of checkpoints that begin with a dot: of checkpoints that are being written,
-// and of those that are being removed. A killed process leaves them behind.
+// and of those that are being removed. A killed process leaves them behind. A folder that was made
+// and never used is a leftover, too.
 //
 // Thread rule: one thread, which has the folder's lock.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -20,5 +22,23 @@ std::string removed_path(const std::string& root, const std::string& name);
 // same way, and so does what no checkpoint can be: files and links, and folders that hold something
 // other than files. Returns a line of text for the user for each name.
 std::vector<std::string> remove_leftovers(const std::string& root);
+
+// The file of a lock and the folder with its parents, as far as the lock has to make them. A
+// refused run has used none of them.
+class MissingPlaces {
+ public:
+  MissingPlaces() = default;
+  // Notes which of them are missing. Must be called before they are made.
+  MissingPlaces(const std::string& root, const std::string& lock_name);
+  // Removes the lock file if it was missing, and if the folder holds nothing else.
+  // Requires: the process has the lock.
+  void remove_file() noexcept;
+  // Removes those folders that were missing and are empty.
+  void remove_folders() noexcept;
+
+ private:
+  std::filesystem::path file_;                  // empty: it was there
+  std::vector<std::filesystem::path> folders_;  // a folder stands before its parent
+};
 
 }  // namespace sluice

@@ -7,8 +7,11 @@
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <utility>
 
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +24,18 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/file_text.h"
 #include "tests/support/temp_directory.h"
+
+namespace {
+
+std::function<void()> before_lock;  // what another process does just before the next lock
+
+}  // namespace
+
+// Stands before that of libc.
+extern "C" int flock(int descriptor, int operation) noexcept {
+  if (before_lock && (operation & LOCK_EX) != 0) std::exchange(before_lock, nullptr)();
+  return static_cast<int>(::syscall(SYS_flock, descriptor, operation));
+}
 
 namespace sluice::test {
 namespace {
@@ -187,6 +202,42 @@ bool holds_in_child(const std::function<bool()>& body) {
   int state = 0;
   ::waitpid(child, &state, 0);
   return WIFEXITED(state) && WEXITSTATUS(state) == 0;
+}
+
+// A run that is refused has the lock, and saves nothing.
+TEST_F(CheckpointFolder, WhatWasMadeForAnUnusedLockGoesWithIt) {
+  const std::string parent = directory_.file("parent");
+  { const CheckpointLock lock(parent + "/a/b/"); }
+  EXPECT_FALSE(fs::exists(parent));
+  fs::create_directory(parent);
+  {
+    const CheckpointLock lock(parent);
+    std::optional<CheckpointLock> second(std::in_place, parent + "/a/../a");
+    std::ofstream(parent + "/a/notes") << "precious";
+    second.reset();
+    EXPECT_TRUE(fs::exists(parent + "/a/.lock")) << "the folder is in use by somebody";
+    fs::remove_all(parent + "/a");
+  }
+  EXPECT_TRUE(fs::is_empty(parent)) << "the folder was there before";
+  std::ofstream(parent + "/.lock") << "host other, process 1";
+  { const CheckpointLock lock(parent); }
+  EXPECT_TRUE(fs::exists(parent + "/.lock")) << "so was this file";
+}
+
+// The last owner may remove the file, and the folder, between the opening and the lock.
+TEST_F(CheckpointFolder, ALockOfARemovedFileIsNone) {
+  for (const char* const removed : {"/.lock", ""}) {
+    before_lock = [&] { fs::remove_all(root_ + removed); };
+    const CheckpointLock lock(root_);
+    EXPECT_FALSE(holds_in_child([&] {
+      try {
+        const CheckpointLock second(root_);
+        return true;
+      } catch (const Error&) {
+        return false;
+      }
+    })) << removed;
+  }
 }
 
 TEST_F(CheckpointFolder, OneProcessWritesAndClearsWhatAnotherLeft) {
