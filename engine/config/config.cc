@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <filesystem>
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -109,11 +111,27 @@ std::string describe_store_name(const std::string& name) {
       name);
 }
 
+// Nothing if each folder is there once. A folder that is there twice would have two queues and one
+// drive, and its files would count twice.
+std::string repeated_folder(const std::vector<std::string>& paths) {
+  std::error_code none;
+  for (auto path = paths.begin(); path != paths.end(); ++path) {
+    for (auto other = paths.begin(); other != path; ++other) {
+      if (*other == *path || std::filesystem::equivalent(*other, *path, none))
+        return fmt::format("\"{}\" and \"{}\" are the same folder; name each folder once", *other,
+                           *path);
+    }
+  }
+  return {};
+}
+
 Config::Storage storage_config(const ConfigDocument& document) {
   Config::Storage storage;
   storage.paths = document.strings("storage.paths");
   if (std::ranges::find(storage.paths, "") != storage.paths.end())
     document.fail("storage.paths", "\"storage.paths\" has an empty path; name a folder");
+  if (const std::string why = repeated_folder(storage.paths); !why.empty())
+    document.fail("storage.paths", fmt::format("\"storage.paths\": {}", why));
   storage.weights = document.numbers("storage.weights");
   storage.calibration = document.string("storage.calibration");
   if (!storage.weights.empty() && storage.weights.size() != storage.paths.size())
@@ -231,6 +249,8 @@ void validate_sharding(const Config::Sharding& sharding) {
 void validate_storage(const Config::Storage& storage) {
   require(!storage.paths.empty() && std::ranges::find(storage.paths, "") == storage.paths.end(),
           "storage.paths", "must name at least one folder, and each has a name");
+  const std::string repeated = repeated_folder(storage.paths);
+  require(repeated.empty(), "storage.paths", repeated);
   require(storage.weights.empty() || storage.weights.size() == storage.paths.size(),
           "storage.weights",
           fmt::format("{} weights for {} paths; each needs one", storage.weights.size(),
