@@ -43,6 +43,7 @@ def test_checkpoints_and_exports(tmp_path, dtype, tied_head):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
         assert isinstance(model, transformers.GPT2LMHeadModel)
+        assert model.config.bos_token_id is model.config.eos_token_id is model.generation_config.eos_token_id is None  # one of bytes has none
         theirs = model.state_dict()
         for tensor, master in masters.items():
             assert weights[tensor].dtype == dtype

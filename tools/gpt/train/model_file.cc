@@ -24,6 +24,7 @@ const std::string kHeadsKey = "model.heads";
 const std::string kInner = "transformer.";
 const std::string kEmbedding = "wte.weight";
 constexpr double kLayerNormEpsilon = 1e-5;  // as in tools/gpt/model/row_kernels.cc
+constexpr std::uint32_t kGpt2EndOfText = 50256;
 constexpr std::uint64_t kCompareElements = 64 << 10;
 
 // The keys of section "model", in the file's metadata as "model.layers" and so on.
@@ -39,16 +40,19 @@ std::map<std::string, std::string> metadata_of(const gpt::GptConfig& config) {
 }  // namespace
 
 std::string gpt2_config_text(const gpt::GptConfig& model) {
-  const nlohmann::ordered_json document{{"architectures", {"GPT2LMHeadModel"}},
-                                        {"model_type", "gpt2"},
-                                        {"activation_function", "gelu_new"},
-                                        {"n_layer", model.layers},
-                                        {"n_head", model.heads},
-                                        {"n_embd", model.embedding},
-                                        {"n_positions", model.context},
-                                        {"n_ctx", model.context},
-                                        {"vocab_size", model.vocabulary},
-                                        {"tie_word_embeddings", model.tied_head}};
+  nlohmann::ordered_json document{{"architectures", {"GPT2LMHeadModel"}},
+                                  {"model_type", "gpt2"},
+                                  {"activation_function", "gelu_new"},
+                                  {"n_layer", model.layers},
+                                  {"n_head", model.heads},
+                                  {"n_embd", model.embedding},
+                                  {"n_positions", model.context},
+                                  {"n_ctx", model.context},
+                                  {"vocab_size", model.vocabulary},
+                                  {"tie_word_embeddings", model.tied_head}};
+  // Without these, transformers takes GPT-2's own token, which a smaller vocabulary lacks.
+  if (model.vocabulary <= kGpt2EndOfText)
+    document.update({{"bos_token_id", nullptr}, {"eos_token_id", nullptr}});
   return document.dump(2) + "\n";
 }
 
