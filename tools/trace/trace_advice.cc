@@ -175,6 +175,8 @@ std::string buffer_advice(TraceReason reason, const TracedEngine& engine) {
       return slot_advice(device_room(engine), "", "gradient", engine.gradient_slots,
                          engine.gradient_slot_bytes);
     case TraceReason::kActivation:
+      if (engine.activation_bytes != 0 && device_room(engine).has(engine.activation_bytes))
+        return home_advice(device_room(engine), "", engine.activation_bytes);
       return "memory.device + one activation is one more place for them";
     case TraceReason::kRead:
     case TraceReason::kWindow:

@@ -148,6 +148,8 @@ TracedEngine engine_of(const TraceFile& trace) {
     engine.queue_depth = config.at("storage").value("queue_depth", 0u);
     read_units(document, engine);
     read_memory(document.at("memory"), engine);
+    for (const json& size_bytes : document.value("boundary_bytes", json::array()))
+      engine.activation_bytes = std::max(engine.activation_bytes, size_bytes.get<std::uint64_t>());
     read_settings(document, engine);
     engine.is_known = true;
     return engine;

@@ -44,7 +44,8 @@ struct TracedEngine {
   double state_bytes_per_parameter = 0;
   std::uint64_t host_bytes = 0, host_budget_bytes = 0;
   std::uint64_t nvme_bytes = 0;
-  std::uint64_t window_bytes = 0;  // on the device, of units in use or read ahead; 0 = unknown
+  std::uint64_t window_bytes = 0;      // on the device, of units in use or read ahead; 0 = unknown
+  std::uint64_t activation_bytes = 0;  // of the largest that the engine keeps; 0 = unknown
   std::uint64_t record_blocks_on_storage = 0;
   std::uint32_t lanes = 0;
   std::uint64_t lane_bytes = 0;

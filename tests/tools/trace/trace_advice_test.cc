@@ -104,8 +104,10 @@ TEST_F(AdviceTest, AsksForNoBudgetThatIsLeftOver) {
        "the drives moved 40.96 GB/s, and " + host + ": with " + homes +
            ", state has its home there; a second drive halves the wait");
   says(StallCause::kNoBuffer, TraceReason::kWindow, device);
-  says(StallCause::kNoBuffer, TraceReason::kGradientSlot,
-       "1000 MiB of memory.device are unused, so no budget is short");
+  engine_.activation_bytes = 1 << 20;
+  for (const TraceReason reason : {TraceReason::kGradientSlot, TraceReason::kActivation})
+    says(StallCause::kNoBuffer, reason,
+         "1000 MiB of memory.device are unused, so no budget is short");
 
   engine_.settings = {{"placement.parameters", "auto"}, {"placement.optimizer", "auto"}};
   says(StallCause::kNoBuffer, TraceReason::kUpdateRead,
