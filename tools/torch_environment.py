@@ -3,7 +3,7 @@
 
 Makes FOLDER a virtual environment with torch and pytest for the tests of python/, unless it is that already, and checks
 that torch can be imported there. Exits with 77, and says why, where the package index cannot give torch. With --frameworks
-it adds transformers, accelerate, lightning, peft and bitsandbytes; a framework that is missing is then a failure. --deepspeed
+it adds transformers, accelerate, lightning, peft, bitsandbytes and trl; a framework that is missing is then a failure. --deepspeed
 adds DeepSpeed, which wants an environment of its own. --torch names a version, such as 2.6.0; by default the newest.
 
 The package index has torch for x86-64 with CUDA alone, which wants 4 GB of NVIDIA's libraries. On a machine without a GPU
@@ -21,8 +21,8 @@ import time
 
 PURE = ["filelock", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "setuptools"]
 OTHERS = ["numpy"]  # torch.distributed.checkpoint packs Python objects with it
-FRAMEWORKS = ["transformers", "accelerate", "lightning", "peft", "torchmetrics", "bitsandbytes"]
-FRAMEWORKS_NEED = ["huggingface-hub", "lightning-utilities", "packaging", "psutil", "pyyaml", "regex", "safetensors", "tokenizers",
+FRAMEWORKS = ["transformers", "accelerate", "lightning", "peft", "torchmetrics", "bitsandbytes", "trl"]
+FRAMEWORKS_NEED = ["datasets", "huggingface-hub", "lightning-utilities", "packaging", "psutil", "pyyaml", "regex", "safetensors", "tokenizers",
                    "tqdm", "typer"]
 # DeepSpeed compiles with ninja what it uses.
 DEEPSPEED_NEED = ["wheel", "ninja", "einops", "hjson", "msgpack", "packaging", "psutil", "py-cpuinfo", "pydantic", "tqdm"]

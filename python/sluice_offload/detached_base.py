@@ -559,10 +559,22 @@ class DetachedOptimizer(torch.optim.Optimizer):
                                 "nothing else may write it, such as DistributedDataParallel or an all-reduce of the program: use "
                                 "gradients=\"step\". p.grad = None drops what was written")
 
-    def answer_clipping(self, max_norm: float, *_: Any) -> Any:
-        """For guards.py: clip_grad_norm_ was called on parameters whose gradients have gone."""
-        raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: with gradients=\"backward\" the gradients have been "
-                            f"taken in backward; {self.how_to_clip}")
+    @torch.no_grad()
+    def answer_clipping(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
+        """For guards.py: answers clip_grad_norm_ with the norm of the gradients that wait for it. step() clips them."""
+        if self.clip_norm is None or norm_type != 2 or max_norm not in (self.clip_norm, math.inf):
+            wanted = "" if self.clip_norm is None else f", and wait for step(), which clips their norm of type 2 to clip_norm={self.clip_norm}"
+            raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm} and norm_type {norm_type}: with gradients=\"backward\" the gradients "
+                                f"have been taken in backward{wanted}; {self.how_to_clip}. transformers' Trainer asks for the norm in any "
+                                "case: give the optimizer clip_norm=args.max_grad_norm")
+        self._require_not_written()
+        found = [self._held[id(p)][1] if id(p) in self._held else p.grad for group in self.param_groups for p in group["params"]]
+        gradients = [gradient for gradient in found if gradient is not None]
+        norm = total_norm(gradients) if gradients else torch.zeros(())
+        if error_if_nonfinite and not math.isfinite(float(norm)):
+            raise NonFiniteError("the norm of the gradients is not finite, so they cannot be clipped; optimizer.zero_grad() drops them, and "
+                                 "error_if_nonfinite=False leaves them to step()")
+        return norm
 
     def answer_zeroing(self, module: nn.Module) -> None:
         """For guards.py: module.zero_grad() was called, which forgets gradients that wait for their norm, too."""

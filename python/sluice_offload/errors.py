@@ -86,10 +86,13 @@ def _in_words_of_torch(message: str) -> str:
     if "has waited for other ranks" in message:
         return f"{message}. state_dict(), save(), step() and forward are calls that all processes make"
     if "gradient" in message and "not finite" in message:
-        return (f"{message}. A loss that reads parameters outside of their module's forward, such as a penalty on weights, gives such "
-                "gradients, too; where another module's forward reads them, name a module that contains both in units=. So does a tensor "
-                "that leaves a unit's forward by another object: return it, or keep it in an attribute of its module. So does double "
-                "backward (create_graph=True), which sluice_offload.optim supports")
+        head, stop, remedy = message.partition(". Lower the learning rate")
+        last = f". If the losses were finite, lower the learning rate{remedy}" if stop else ""
+        return (f"{head}. Where this is the first step, or a loss is NaN, parameters were probably read where they have no values: by a loss, "
+                "such as a penalty on weights, by another module's forward (name a module that contains both in units=), or between steps, "
+                "to copy or average them (do so inside of `with sluice_offload.gathered(model):`). So it is where a tensor leaves a unit's "
+                "forward by another object (return it, or keep it in an attribute of its module), and with double backward "
+                f"(create_graph=True), which sluice_offload.optim supports{last}")
     return message
 
 

@@ -195,7 +195,7 @@ def _clip_grads_with_norm_(original: "Callable[..., Any]", parameters: Any, *arg
 
 def _require_whole(owner: Any, listed: "list[torch.Tensor]") -> None:
     """The engine clips all gradients of an optimizer by their norm, and no others."""
-    if owner.leaves_parameters:  # it refuses any call, and says what to do instead
+    if owner.leaves_parameters and owner.clip_norm is None:  # it refuses any call, and says what to do instead
         return
     given = {id(parameter) for parameter in listed}
     missing = sum(parameter.requires_grad and id(parameter) not in given
@@ -206,7 +206,8 @@ def _require_whole(owner: Any, listed: "list[torch.Tensor]") -> None:
     foreign = sum(parameter.grad is not None and owner_of([parameter]) is None for parameter in listed)
     if foreign or len({id(other) for other in owners_of(listed)}) > 1:
         raise ArgumentError("clip_grad_norm_: the list has parameters of several optimizers, and the gradients of one of them are not in "
-                            "p.grad, so there is no norm of all; call it once for each optimizer")
+                            "p.grad, so there is no norm of all; call it once for each optimizer. Parameters that came into the "
+                            "model behind its optimizer, as by peft's get_peft_model, belong to none: add them before offload()")
 
 
 def _norm_options(norm_type: Any = 2.0, error_if_nonfinite: bool = False, foreach: Any = None) -> "tuple[float, bool]":

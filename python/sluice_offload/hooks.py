@@ -302,7 +302,8 @@ class Walk:
                 raise ArgumentError(f"{member.name} was {'trained' if is_trained else 'frozen'} in offload() and is not any more: which "
                                     "parameters are trained is fixed there. Take model.state_dict(), close the optimizer, make the model "
                                     "anew with that, and offload it, which begins with moments of zero; or train all from the beginning, "
-                                    "with an lr and a weight_decay of 0 for the group of what rests")
+                                    "with an lr and a weight_decay of 0 for the group of what rests. peft's get_peft_model() changes it, and "
+                                    "belongs in front of offload()")
             if parameter.grad is not None:
                 raise ArgumentError(f"{member.name} has a p.grad, which an offloaded model does not use: its gradients come from "
                                     "backward() alone. Assign none to p.grad, and train no parameter that was frozen in "

@@ -22,6 +22,7 @@ from .units import Member, Units, opaque_types
 
 _OPAQUE_TEXT_MAX = 64 << 10
 UPDATES = "sluice_updates"  # in a state_dict
+_SKIPS = 3  # in a row that have a warning
 _FIXED = ("betas", "eps", "weight_decay", "momentum")
 # The engine's, for comparison with those of a checkpoint.
 _DEFAULTS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "momentum": 0.9, "weight_decay": 0.1, "clip_norm": 1.0}
@@ -104,8 +105,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
         # keep.
         self.application = ""
         self.resumed_step: Optional[int] = None  # of the durable store's commit, if training went on from one
+        self._skips = 0  # steps in a row, where no scale moves by skipping them
         self._is_durable = bool(config.get("storage", {}).get("state", {}).get("name", ""))
         self.scales_loss = config["precision"].get("loss_scale", {}).get("static", 1) != 1
+        self._has_moving_scale = config["precision"].get("loss_scale", {}).get("static", 1) == 0
         self._settings = {key: value for key, value in config["optimizer"].items() if key != "groups"}
         self.clip_norm = float(config["optimizer"].get("clip_norm", 1.0))
         patterns = config["optimizer"].get("groups", [])
@@ -297,7 +300,14 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if report is not None:
             self.report = report
             self._updates += not report.is_skipped
+            self._count_skips(bool(report.is_skipped))
         return loss
+
+    def _count_skips(self, is_skipped: bool) -> None:
+        self._skips = self._skips + 1 if is_skipped and not self._has_moving_scale else 0
+        if self._skips == _SKIPS:
+            logger.warning("%d steps in a row were skipped, since their gradients were not finite (optimizer.non_finite is \"skip\"), and "
+                           "nothing was trained in them. optimizer.non_finite \"stop\" names a parameter and the reasons", _SKIPS)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Gradients that no step() has used are forgotten: the step is abandoned. So is one whose forward an interrupt has ended."""

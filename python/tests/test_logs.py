@@ -46,7 +46,8 @@ def test_every_step_is_logged_once_with_its_own_figures(config):
     optimizer.close()
 
 
-def test_a_skipped_step_has_no_norm(config):
+def test_a_skipped_step_has_no_norm(config, caplog):
+    """Three in a row have a warning."""
     config["optimizer"]["non_finite"] = "skip"
     run, model = Run(), tiny()
     optimizer = sluice.offload(model, config, units=[Block])
@@ -57,6 +58,12 @@ def test_a_skipped_step_has_no_norm(config):
     (step, figures), = run.rows
     assert (step, figures["train/skipped"]) == (1, 1.0)
     assert "train/gradient_norm" not in figures
+    with caplog.at_level("WARNING"):
+        for step in range(5):  # of which the first has gradients that are finite
+            (model(*batch(step)) * (math.inf if step else 1.0)).backward()
+            optimizer.step()
+            assert len(caplog.records) == (step >= 3)
+    assert "3 steps in a row were skipped" in caplog.text
     optimizer.close()
 
 

@@ -167,6 +167,35 @@ def test_clipping_by_a_name_that_was_imported_before_is_refused(place):  # noqa:
     ours.close()
 
 
+def test_the_norm_of_gradients_that_wait_for_it(place):  # noqa: F811
+    """As transformers' Trainer asks for it, with its bound or with none."""
+    model, other = tiny(width=64), nn.Linear(2, 2)
+    reference = copy.deepcopy(model)
+    ours = optim.SGD(model.parameters(), lr=1.0, gradients="backward", clip_norm=0.5, config=place())
+    assert clip_grad_norm_(model.parameters(), math.inf) == 0
+    for one in (model, reference):
+        one(*batch(0)).backward()
+    expected = clip_grad_norm_(reference.parameters(), 0.5)
+    for bound in (0.5, math.inf):
+        assert clip_grad_norm_(model.parameters(), bound) == expected > 0.5
+    for given, options, words in ((model.parameters(), {"max_norm": 1.0}, "clip_norm=0.5; .*clip_norm=args.max_grad_norm"),
+                                  (model.parameters(), {"max_norm": 0.5, "norm_type": 1}, "norm of type 2"),
+                                  (model.blocks.parameters(), {"max_norm": 0.5}, "are not in the list")):
+        with pytest.raises(sluice.ArgumentError, match=words):
+            clip_grad_norm_(given, **options)
+    other(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(sluice.ArgumentError, match="of several optimizers.*get_peft_model"):
+        clip_grad_norm_([*model.parameters(), *other.parameters()], 0.5)
+    before = reference.head.weight.detach().clone()
+    ours.step()
+    torch.testing.assert_close(model.head.weight.detach(), before - reference.head.weight.grad)
+    (model(*batch(0)) * math.inf).backward()
+    with pytest.raises(sluice.NonFiniteError):
+        clip_grad_norm_(model.parameters(), 0.5, error_if_nonfinite=True)
+    ours.zero_grad()
+    ours.close()
+
+
 def test_guards_of_a_torch_without_that_cell_are_in_the_modules(monkeypatch):
     def clip(parameters, bound):
         return "torch's"

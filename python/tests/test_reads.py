@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sluice_offload as sluice
 from conftest import Block, Tiny, adamw, batch, train, worst
+from sluice_offload.errors import error_of
 
 
 class Headed(Tiny):
@@ -132,3 +133,11 @@ def test_adapters_that_read_the_layer_below(config, is_checkpointed):
     losses, _ = train(model, optimizer, 3, micro_batches=2)
     assert worst(losses, expected) <= 2e-6
     optimizer.close()
+
+
+def test_the_reason_comes_before_the_remedies():
+    """In the first step, a smaller learning rate helps nothing."""
+    text = str(error_of(11, "the gradient of \"a\" is not finite at element 0 in step 1; nothing was updated. Lower the learning rate, or set "
+                            "optimizer.non_finite to \"skip\""))
+    assert "updated. Where this is the first step" in text and "gathered(model)" in text
+    assert text.endswith("If the losses were finite, lower the learning rate, or set optimizer.non_finite to \"skip\"")

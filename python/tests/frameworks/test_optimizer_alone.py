@@ -115,6 +115,24 @@ def test_the_trainer(tmp_path, place):
         optimizer.close()
 
 
+@pytest.mark.parametrize("bound", [1.0, 0.0])
+def test_the_trainer_with_gradients_that_wait_for_their_norm(tmp_path, place, bound):
+    """It asks for the norm with its bound, or without one."""
+    def trained(model, optimizer, bound):
+        made = transformers.Trainer(model=model, args=arguments(tmp_path, max_steps=2, eval_strategy="no", save_strategy="no", max_grad_norm=bound,
+                                                                gradient_accumulation_steps=1, dataloader_num_workers=0),
+                                    train_dataset=rows(), optimizers=(optimizer, transformers.get_constant_schedule(optimizer)))
+        made.train()
+        return made
+    reference, model = gpt2(width=64), gpt2(width=64)
+    expected = trained(reference, adamw(reference), 1.0)
+    ours = optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, config=place, gradients="backward", clip_norm=1.0)
+    made = trained(model, ours, bound)
+    for key in ("loss", "grad_norm"):
+        assert worst(logs(made, key), logs(expected, key)) <= 2e-6, key
+    ours.close()
+
+
 def test_lightning(tmp_path, place):
     """It moves each tensor of the state to the Trainer's device, and back at the end."""
     untouched = []
