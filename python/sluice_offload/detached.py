@@ -28,7 +28,7 @@ TYPES = {torch.float32: lib.FP32, torch.bfloat16: lib.BF16, torch.float16: lib.F
 def _destroy_at_exit(reference: "weakref.ref[Detached]") -> None:
     detached = reference()
     if detached is not None:
-        detached.destroy()
+        detached.destroy_at_exit()
 
 
 class Detached:
@@ -39,6 +39,7 @@ class Detached:
                  gpu: Optional[int] = None) -> None:
         self._lib = lib.library()
         self._handle = C.c_void_p()
+        self._is_left = False  # to the end of the process
         self._pid = os.getpid()
         described = (lib.OptimizerTensor * len(tensors))()
         for place, (name, count, dtype, is_on_gpu) in zip(described, tensors):
@@ -116,7 +117,17 @@ class Detached:
             finally:
                 self.destroy()
 
+    def destroy_at_exit(self) -> None:
+        """A daemon thread that is in a call goes on until Python stops it."""
+        if self._using.acquire(blocking=False):
+            self.destroy()
+            self._using.release()
+        else:
+            self._is_left = True
+
     def destroy(self) -> None:
+        if self._is_left:
+            return
         handle, self._handle = self._handle, C.c_void_p()
         if handle and os.getpid() == self._pid:
             self._lib.destroy_optimizer(handle)

@@ -141,8 +141,13 @@ def _shape_text(shape: "list[int]", is_opaque: bool) -> str:
 
 def _close_at_exit(reference: "weakref.ref[Engine]") -> None:
     engine = reference()
-    if engine is not None:
-        engine.destroy()
+    if engine is None:
+        return
+    try:
+        engine.require_alone()
+    except ArgumentError:  # a daemon thread goes on until Python stops it
+        engine.is_left = True
+    engine.destroy()
 
 
 class Engine:
@@ -160,6 +165,8 @@ class Engine:
         self.changes = 0  # so many times the parameters may have changed
         self._last_saved: "Optional[str]" = None  # that replace_state() has waited for, and saved() will return
         self.end_idle_step: "Callable[[bool], None]" = lambda changes: None  # of the walk; before values are read or replaced
+        self.require_own_values: "Callable[[], None]" = lambda: None  # of the walk; raises where another thread computes with what is lent
+        self.is_left = False  # to the end of the process
         self._norm_group: "Optional[tuple[Any, Any, int]]" = None  # what C calls lives here
         self._norm_failure: "Optional[BaseException]" = None
         self._config, self._units = json.dumps(config).encode(), units
@@ -181,6 +188,8 @@ class Engine:
         self.log_notes()
 
     def _create(self) -> None:
+        self._report = lib.StepReport()
+        self._last_report: "Optional[lib.StepReport]" = None
         keep: "list[Any]" = []
         model = model_of(self._units, keep)
         if self._gpu is not None:
@@ -448,12 +457,16 @@ class Engine:
             raise ArgumentError(f"the learning rate is {rate}; it must be finite and not negative")
         rates = (C.c_double * len(group_rates))(*group_rates) if group_rates else None
         options = lib.FinishOptions(rate, 1, rates, len(group_rates), 0)
-        report = lib.StepReport()
+        self._last_report, self._report = self.last_report(), lib.StepReport()
         with self._norm_group_failures():
-            self._lib.finish_step(self._handle, C.byref(options), C.byref(report))
+            self._lib.finish_step(self._handle, C.byref(options), C.byref(self._report))
         self._figures.loss = math.nan  # of one step alone
         self.log_notes()
-        return report
+        return self._report
+
+    def last_report(self) -> "Optional[lib.StepReport]":
+        """The report of the last step that has one, also where an interrupt has kept it from the caller; None before the first."""
+        return self._report if self._report.step or self._report.is_skipped else self._last_report
 
     def gradient_norm(self) -> float:
         """The norm of the gradients that have come so far, as finish_step() would report it now; NaN where one is not finite. All
@@ -525,6 +538,16 @@ class Engine:
         if status != 0:
             self._lib.fail(status)
 
+    def release_unknown(self, known: "set[int]") -> bool:
+        """Whether the last lease was none of the `known` ones, and is ended now: one that an interrupt has kept from the caller."""
+        if not self._lease.id or self._lease.id in known:
+            return False
+        try:
+            self.release(self._lease.id)
+        except ArgumentError:  # it has ended
+            return False
+        return True
+
     def drain(self) -> None:
         self._lib.drain(self._handle)
 
@@ -563,14 +586,30 @@ class Engine:
         if not self._handle:
             raise ArgumentError("the optimizer is closed, and its engine is gone; make a new one")
 
+    def require_alone(self) -> None:
+        """Raises ArgumentError where another thread is in a call, or computes with what is lent."""
+        if self._handle and os.getpid() == self._pid:
+            self.require_own_values()
+            try:
+                self.log_notes()
+            except ArgumentError as error:
+                raise ArgumentError("another thread is in a call of this model or its optimizer, such as save(); wait for it first") from error
+
     def close(self) -> None:
+        """Where another thread is in a call, this is refused, and the engine stays."""
         if self._handle and os.getpid() == self._pid:
             try:
                 self._lib.close(self._handle)
-            finally:
+            except ArgumentError:
+                raise
+            except BaseException:
                 self.destroy()
+                raise
+            self.destroy()
 
     def destroy(self) -> None:
+        if self.is_left:
+            return
         handle, self._handle = self._handle, C.c_void_p()
         if handle and os.getpid() == self._pid:
             self._lib.destroy(handle)

@@ -55,7 +55,7 @@ def _is_made_since(node: int, x: torch.Tensor) -> bool:
 
 
 def _inside_of(x: Any) -> "list[Any]":
-    """What an object holds that torch's trees take for a leaf: an element of a set, a value of a mapping, an attribute."""
+    """The contents of an object that torch's trees take for a leaf: elements of a set, values of a mapping, attributes."""
     if isinstance(x, (torch.Tensor, *_PLAIN)):
         return []
     if isinstance(x, (set, frozenset, Mapping)):
@@ -111,6 +111,16 @@ class _OtherThread(ArgumentError):
 
 
 class _BackwardBegins:
+def _computes(thread: int) -> bool:
+    """Whether a thread is in a module's forward or in a backward."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code in (nn.Module._call_impl.__code__, torch.autograd.graph._engine_run_backward.__code__):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
     """A hook on a module's outputs: the first gradient that comes in a backward pass begins the module's own. As
     register_multi_grad_hook(mode="any"), which takes five times as long."""
 
@@ -164,6 +174,7 @@ class Walk:
         self.announcements = self._announcements()
         engine.end_idle_step = self.end_idle_step
         self._places: "dict[tuple[int, int], int]" = {}  # with local units: by site and unit, the places of trained parameters
+        engine.require_own_values = self._require_own_values
         if isinstance(self.announcements, DividedAnnouncements):
             for site in units.sites:
                 inside = {id(module) for module in site.module.modules()}
@@ -181,6 +192,7 @@ class Walk:
         self.lent: "set[int]" = set()       # units whose module this step or inference has run
         self.active: Optional[int] = None   # FORWARD in a step, INFERENCE
         self.depth = 0
+        self._changing: Optional[int] = None  # the thread that begins or ends a step or an inference, or that was interrupted in that
         self.has_gradients = False          # in this step
         self.was_idle = False               # the last step, which a read or a change of values has ended behind its forward
         self.in_backward = False
@@ -251,6 +263,12 @@ class Walk:
                                "exception, optimizer.zero_grad() ends it")
 
     def _leave(self) -> None:
+    def _require_own_values(self) -> None:
+        """Raises where another thread is in a forward or a backward of the model, and not where one has left it by an exception."""
+        if (self.depth > 0 or self.in_backward) and self._thread != threading.get_ident() and _computes(self._thread):
+            raise _OtherThread("another thread is in the forward or backward of this offloaded model, and computes with memory of the engine; "
+                               "wait for it first")
+
         self.depth -= 1
         if self.depth > 0:
             return
@@ -261,14 +279,45 @@ class Walk:
             self.abandon()  # a forward that raised is not a micro-batch
 
     def _begin(self, trains: bool) -> None:
+    @contextlib.contextmanager
+    def _changes(self) -> "Iterator[None]":
+        """Around a call that begins or ends a step or an inference. Behind an interrupt in it, which Python raises when the call has
+        returned or before it, only the engine knows what is active: `_changing` stays."""
+        self._changing = threading.get_ident()
+        try:
+            yield
+        except SluiceError:
+            self._changing = None
+            raise
+        self._changing = None
+
+    def _settle(self) -> None:
+        """Ends what the engine has behind such an interrupt."""
+        thread = self._changing
+        if thread is None or (thread != threading.get_ident() and thread in sys._current_frames()):
+            return
+        for index in (*self.held, *self.kept):
+            self._hide(index)
+        self.held.clear()  # the leases end with the step
+        self.kept.clear()
+        self._waiting.clear()
+        if self.announcements is not None:
+            self.announcements.forget()
+        self.active, self.has_gradients = None, False
+        for end in (self.engine.abandon_step, self.engine.end_inference):
+            with contextlib.suppress(ArgumentError):  # there is none
+                end()
+        self._changing = None
+
         if self.active is not None:  # an evaluation inside of a step uses its parameters, as one more forward pass
             return
-        if trains:
-            self.engine.begin_step(*self.rates())
-            self.active, self.has_gradients = FORWARD, False
-        else:
-            self.engine.begin_inference()
-            self.active = INFERENCE
+        with self._changes():
+            if trains:
+                self.engine.begin_step(*self.rates())
+                self.active, self.has_gradients = FORWARD, False
+            else:
+                self.engine.begin_inference()
+                self.active = INFERENCE
         self.uses, self.was_idle = 0, False
         self.lent.clear()
         self._waiting.clear()
@@ -278,14 +327,16 @@ class Walk:
         self._drop_kept()
         if self.announcements is not None:
             self.announcements.forget()
-        self.active = None
-        self.engine.end_inference()
+        with self._changes():
+            self.active = None
+            self.engine.end_inference()
 
     def _recover(self) -> None:
         """Closes the leases that an exception has left open without a hook hearing of it: one in backward, or an
         interrupt."""
         self.stop_keeping()
         if self.in_backward and _graph_task() == -1:
+        self._settle()
             self._release_all()
         if self.active == INFERENCE:
             self._end_inference()
@@ -327,6 +378,7 @@ class Walk:
         if self.in_backward:
             raise SluiceError("the last backward() ended with an exception, so the step has some of its gradients; "
                               "optimizer.zero_grad() abandons it")
+        self._settle()
         self.check_gradients()
         if self.active is None:
             self.was_idle = False
@@ -343,16 +395,16 @@ class Walk:
         if self.activations is not None:
             self.activations.check_use()
         try:
-            report = self.engine.finish_step(*self.rates())
-        except BaseException as error:
-            if isinstance(error, ArgumentError) and error.__cause__ is None:
-                raise  # the step goes on; one with a cause comes from the norm group's sums
-            self.active, self.has_gradients = None, False
-            if not isinstance(error, Exception):  # an interrupt, before or after the engine has ended the step
-                with contextlib.suppress(SluiceError):
-                    self.engine.abandon_step()
+            with self._changes():
+                report = self.engine.finish_step(*self.rates())
+                self.active, self.has_gradients = None, False
+        except SluiceError as error:
+            if not isinstance(error, ArgumentError) or error.__cause__ is not None:
+                self.active, self.has_gradients = None, False
+            raise  # the step goes on behind an ArgumentError; one with a cause comes from the norm group's sums
+        except BaseException:
+            self._settle()
             raise
-        self.active, self.has_gradients = None, False
         if not report.is_skipped:  # graphs that are kept have saved values from before, as torch's optimizers tell autograd
             for _, is_trained, parameter, *_ in self._parameters:
                 if is_trained:
@@ -367,14 +419,16 @@ class Walk:
         self._waiting.clear()
         if self.active == INFERENCE:
             self._end_inference()
+        self._settle()
         if self.active != FORWARD:
             return
         self._release_all()
         self._drop_kept()
         if self.announcements is not None:
             self.announcements.forget()
-        self.active, self.has_gradients = None, False
-        self.engine.abandon_step()
+        with self._changes():
+            self.active, self.has_gradients = None, False
+            self.engine.abandon_step()
 
     def has_step(self) -> bool:
         """Whether a step or an inference is under way. One that was ended behind its forward begins anew, since its backward comes."""
@@ -388,6 +442,9 @@ class Walk:
         is_idle = self.active == FORWARD and self.depth == 0 and not self.has_gradients and not self.in_backward
         if not is_idle or self.announcements is not None:
             return
+        self._settle()
+        if self.active == INFERENCE and self.depth == 0:  # an interrupt has come into its end
+            self._end_inference()
         self.abandon()
         self.was_idle = True
         for named in self._values if changes else ():
@@ -419,6 +476,14 @@ class Walk:
         if coming is not None and unit.is_announced:
             coming.take(unit.index, which)
         self.held[unit.index] = _Held(lease_id, gradients, self.uses, which)
+        except SluiceError:
+            raise
+        except BaseException:  # an interrupt, with or without a lease
+            if self.engine.release_unknown({held.id for held in self.held.values()} | set(self.kept.values())):
+                self.uses += 1
+                if coming is not None and unit.is_announced:
+                    coming.take(unit.index, which)
+            raise
         self.uses += 1
         return parameters
 
@@ -434,12 +499,12 @@ class Walk:
         self.uses += 1
 
     def _release(self, index: int) -> None:
-        held = self.held.pop(index)
         if not self.units.units[index].is_held:
             self._hide(index)
         self.engine.release(held.id)
 
     def _hide(self, index: int) -> None:
+        held = self.held.pop(index)  # behind _hide(), in which an interrupt may come
         """Ends that the unit shows its lease's memory."""
         self.storages[index].detach()
         if index in self.gathered:
@@ -482,10 +547,9 @@ class Walk:
         self._together.clear()
 
     def _drop_kept(self) -> None:
-        for index, lease in self.kept.items():
+        for index in list(self.kept):
             self._hide(index)
-            self.engine.release(lease)
-        self.kept.clear()
+            self.engine.release(self.kept.pop(index))
 
     def _is_lent_backward(self, unit: Unit) -> bool:
         """Or for an inference, in which a program computes gradients for its inputs."""

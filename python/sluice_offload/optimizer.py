@@ -100,7 +100,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._opaque_text: Any = self._opaque if len(json.dumps(self._opaque)) <= _OPAQUE_TEXT_MAX else digest
         self._walk: Optional[Walk] = None
         self.report: Optional[StepReport] = None
-        self._updates = engine.applied_step()  # that the engine's state has seen
+        self._updates_before = engine.applied_step()  # that its state had seen when it was made
         # The text of the checkpoint or commit that training went on from; from then on, the text that the next commits
         # keep.
         self.application = ""
@@ -296,12 +296,18 @@ class OffloadOptimizer(torch.optim.Optimizer):
             self._engine.set_application(self._text(self.application, COMMIT_CHARACTERS_MAX))
         if loss is not None:
             self._show_loss(loss)
-        report = self._walk.finish()
+        try:
+            report = self._walk.finish()
+        finally:  # behind an interrupt, too, which may have come when the engine had updated
+            self.report = self._engine.last_report()
         if report is not None:
-            self.report = report
-            self._updates += not report.is_skipped
             self._count_skips(bool(report.is_skipped))
         return loss
+
+    def _updates(self) -> int:
+        """The number of updates that the engine's state has seen."""
+        report = self._engine.last_report()
+        return self._updates_before if report is None else int(report.step)
 
     def _count_skips(self, is_skipped: bool) -> None:
         self._skips = self._skips + 1 if is_skipped and not self._has_moving_scale else 0
@@ -454,7 +460,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """The groups' learning rates, and the number of updates that the engine's state has seen. Moments are not in it."""
         self._engine.require_open()
         found = super().state_dict()
-        found[UPDATES] = self._updates
+        found[UPDATES] = self._updates()
         return found
 
     def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
@@ -463,10 +469,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if state_dict.get("state"):
             raise ArgumentError("the moments of an offloaded model cannot be set from a state_dict; save() and "
                                 "offload(restore=...) keep all of a training's state")
-        then = state_dict.get(UPDATES, self._updates)
-        if then != self._updates:
+        made = self._updates()
+        then = state_dict.get(UPDATES, made)
+        if then != made:
             raise ArgumentError(f"this state_dict is of an optimizer that had made {then} updates, and "
-                                f"this one has made {self._updates}: the "
+                                f"this one has made {made}: the "
                                 "moments of an offloaded model are not in a state_dict, and training would go on with others. "
                                 "optimizer.save(folder) keeps all of a training's state, and optimizer.load_checkpoint(folder) or "
                                 "offload(restore=...) goes back to it")
@@ -485,12 +492,14 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._check_text_of(folder)
         text = self._engine.replace_state(folder, convert)
         self.report = None
-        self._updates = self._engine.applied_step()
+        self._updates_before = self._engine.applied_step()
         assert self._walk is not None
         take_saved(self._walk.model, self.take_over(text), self._walk.units)
 
     def close(self) -> None:
-        """Brings every update home and gives the engine's memory back. The model cannot be used any more."""
+        """Brings every update home and gives the engine's memory back. The model cannot be used any more. Refused while another thread
+        uses the model or the optimizer."""
+        self._engine.require_alone()
         try:
             if self._walk is not None:
                 self._walk.abandon()

@@ -150,7 +150,6 @@ class SwapStorage(UnitStorage):
                 self._others.clear()
             other = self._others[address] = storage_at(address, self.nbytes, self.place.device)
         self.storage._swap_data_ptr_(other)
-        self._other = other
 
     def detach(self) -> None:
         other, self._other = self._other, None
@@ -168,6 +167,7 @@ class PokeStorage(UnitStorage):
         self._pointer = C.c_uint64.from_address(self.storage._cdata + 8 * PokeStorage._word)
 
     def attach(self, address: int) -> None:
+        self._other = other  # before the call, behind which an interrupt may come
         self._pointer.value = address
 
 
