@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <random>
 #include <string>
 #include <vector>
@@ -63,7 +64,10 @@ class RandomJob {
     config_.storage.queue_depth = any({1u, 3u, 32u});
     config_.storage.block_elements = any({4096u, 8192u, 65536u});
     config_.storage.verify = any({Verify::kFull, Verify::kSample, Verify::kOff});
-    if (random_() % 3 == 0) config_.storage.paths.push_back(path);
+    if (random_() % 3 == 0) {
+      config_.storage.paths.push_back(path + "/second");
+      std::filesystem::create_directory(config_.storage.paths[1]);
+    }
     config_.threads = any({1u, 2u});
     options_.steps = 4;
     options_.micro_batches = any({1u, 2u, 3u});
