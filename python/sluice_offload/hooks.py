@@ -110,7 +110,6 @@ class _OtherThread(ArgumentError):
     """Raised before anything has begun, so that the hooks behind it leave everything as it is."""
 
 
-class _BackwardBegins:
 def _computes(thread: int) -> bool:
     """Whether a thread is in a module's forward or in a backward."""
     frame = sys._current_frames().get(thread)
@@ -121,6 +120,7 @@ def _computes(thread: int) -> bool:
     return False
 
 
+class _BackwardBegins:
     """A hook on a module's outputs: the first gradient that comes in a backward pass begins the module's own. As
     register_multi_grad_hook(mode="any"), which takes five times as long."""
 
@@ -173,8 +173,8 @@ class Walk:
         self.leases = units.leases
         self.announcements = self._announcements()
         engine.end_idle_step = self.end_idle_step
-        self._places: "dict[tuple[int, int], int]" = {}  # with local units: by site and unit, the places of trained parameters
         engine.require_own_values = self._require_own_values
+        self._places: "dict[tuple[int, int], int]" = {}  # with local units: by site and unit, the places of trained parameters
         if isinstance(self.announcements, DividedAnnouncements):
             for site in units.sites:
                 inside = {id(module) for module in site.module.modules()}
@@ -191,8 +191,8 @@ class Walk:
         self._waiting: "list[tuple[Unit, Member, torch.Tensor]]" = []
         self.lent: "set[int]" = set()       # units whose module this step or inference has run
         self.active: Optional[int] = None   # FORWARD in a step, INFERENCE
-        self.depth = 0
         self._changing: Optional[int] = None  # the thread that begins or ends a step or an inference, or that was interrupted in that
+        self.depth = 0
         self.has_gradients = False          # in this step
         self.was_idle = False               # the last step, which a read or a change of values has ended behind its forward
         self.in_backward = False
@@ -262,13 +262,13 @@ class Walk:
                                "evaluate between its steps, or put a lock around both. Where a backward() of that thread has raised an "
                                "exception, optimizer.zero_grad() ends it")
 
-    def _leave(self) -> None:
     def _require_own_values(self) -> None:
         """Raises where another thread is in a forward or a backward of the model, and not where one has left it by an exception."""
         if (self.depth > 0 or self.in_backward) and self._thread != threading.get_ident() and _computes(self._thread):
             raise _OtherThread("another thread is in the forward or backward of this offloaded model, and computes with memory of the engine; "
                                "wait for it first")
 
+    def _leave(self) -> None:
         self.depth -= 1
         if self.depth > 0:
             return
@@ -278,7 +278,6 @@ class Walk:
         elif failure is not None and failure is not before and not self.has_gradients:
             self.abandon()  # a forward that raised is not a micro-batch
 
-    def _begin(self, trains: bool) -> None:
     @contextlib.contextmanager
     def _changes(self) -> "Iterator[None]":
         """Around a call that begins or ends a step or an inference. Behind an interrupt in it, which Python raises when the call has
@@ -309,6 +308,7 @@ class Walk:
                 end()
         self._changing = None
 
+    def _begin(self, trains: bool) -> None:
         if self.active is not None:  # an evaluation inside of a step uses its parameters, as one more forward pass
             return
         with self._changes():
@@ -335,8 +335,8 @@ class Walk:
         """Closes the leases that an exception has left open without a hook hearing of it: one in backward, or an
         interrupt."""
         self.stop_keeping()
-        if self.in_backward and _graph_task() == -1:
         self._settle()
+        if self.in_backward and _graph_task() == -1:
             self._release_all()
         if self.active == INFERENCE:
             self._end_inference()
@@ -375,10 +375,10 @@ class Walk:
 
     def finish(self) -> "Any | None":
         """The update, if there are gradients. Returns its report."""
+        self._settle()
         if self.in_backward:
             raise SluiceError("the last backward() ended with an exception, so the step has some of its gradients; "
                               "optimizer.zero_grad() abandons it")
-        self._settle()
         self.check_gradients()
         if self.active is None:
             self.was_idle = False
@@ -416,10 +416,10 @@ class Walk:
         self.stop_keeping()
         self.in_backward, self.depth = False, 0
         self._forget_running()
+        self._settle()
         self._waiting.clear()
         if self.active == INFERENCE:
             self._end_inference()
-        self._settle()
         if self.active != FORWARD:
             return
         self._release_all()
@@ -439,12 +439,12 @@ class Walk:
     def end_idle_step(self, changes: bool = False) -> None:
         """Ends a step that has had forwards alone, as optimizer.step() would. A backward of its graph begins another; where values
         change now, autograd refuses it."""
-        is_idle = self.active == FORWARD and self.depth == 0 and not self.has_gradients and not self.in_backward
-        if not is_idle or self.announcements is not None:
-            return
         self._settle()
         if self.active == INFERENCE and self.depth == 0:  # an interrupt has come into its end
             self._end_inference()
+        is_idle = self.active == FORWARD and self.depth == 0 and not self.has_gradients and not self.in_backward
+        if not is_idle or self.announcements is not None:
+            return
         self.abandon()
         self.was_idle = True
         for named in self._values if changes else ():
@@ -473,9 +473,6 @@ class Walk:
             for index in others:  # in the way; gradients that they still get wait in torch's memory
                 self._release(index)
             parameters, gradients, lease_id = self.engine.acquire(unit.index, which)
-        if coming is not None and unit.is_announced:
-            coming.take(unit.index, which)
-        self.held[unit.index] = _Held(lease_id, gradients, self.uses, which)
         except SluiceError:
             raise
         except BaseException:  # an interrupt, with or without a lease
@@ -484,6 +481,9 @@ class Walk:
                 if coming is not None and unit.is_announced:
                     coming.take(unit.index, which)
             raise
+        if coming is not None and unit.is_announced:
+            coming.take(unit.index, which)
+        self.held[unit.index] = _Held(lease_id, gradients, self.uses, which)
         self.uses += 1
         return parameters
 
@@ -501,10 +501,10 @@ class Walk:
     def _release(self, index: int) -> None:
         if not self.units.units[index].is_held:
             self._hide(index)
+        held = self.held.pop(index)  # behind _hide(), in which an interrupt may come
         self.engine.release(held.id)
 
     def _hide(self, index: int) -> None:
-        held = self.held.pop(index)  # behind _hide(), in which an interrupt may come
         """Ends that the unit shows its lease's memory."""
         self.storages[index].detach()
         if index in self.gathered:

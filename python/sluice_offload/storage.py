@@ -149,6 +149,7 @@ class SwapStorage(UnitStorage):
             if len(self._others) >= _ADDRESSES_MAX:
                 self._others.clear()
             other = self._others[address] = storage_at(address, self.nbytes, self.place.device)
+        self._other = other  # before the call, behind which an interrupt may come
         self.storage._swap_data_ptr_(other)
 
     def detach(self) -> None:
@@ -167,7 +168,6 @@ class PokeStorage(UnitStorage):
         self._pointer = C.c_uint64.from_address(self.storage._cdata + 8 * PokeStorage._word)
 
     def attach(self, address: int) -> None:
-        self._other = other  # before the call, behind which an interrupt may come
         self._pointer.value = address
 
 
