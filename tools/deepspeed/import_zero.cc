@@ -1,6 +1,7 @@
 // ZeRO: what ranks share, and where the state lives.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <vector>
 
 #include <fmt/format.h>
@@ -17,6 +18,11 @@ const std::string kOptimizer = "zero_optimization.offload_optimizer.";
 
 std::string tier_of(const std::string& device) {
   return device == "cpu" ? "host" : device;
+}
+
+// "/drive" and "/drive/" are one folder, which storage.paths names once.
+bool is_same_folder(const std::filesystem::path& one, const std::filesystem::path& other) {
+  return (one / "").lexically_normal() == (other / "").lexically_normal();
 }
 
 // The old flags, where the new section is missing.
@@ -76,7 +82,8 @@ void import_placement(ImportPass& pass, std::uint64_t stage) {
   for (const std::string& section : {kParameters, kOptimizer}) {
     const auto path = pass.text(section + "nvme_path");
     if (!path || pass.text(section + "device") != "nvme") continue;
-    if (std::find(paths.begin(), paths.end(), *path) == paths.end()) paths.push_back(*path);
+    const auto is_same = [&](const std::string& other) { return is_same_folder(other, *path); };
+    if (std::ranges::none_of(paths, is_same)) paths.push_back(*path);
     pass.map(section + "nvme_path", "storage.paths", paths,
              "blocks of all kinds are spread over all paths");
   }

@@ -291,6 +291,11 @@ class DeepspeedFiles(FileWriter):
         nvme = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "none"}}
         self.assertIn("nvme_path", self.refused({**FILE, "zero_optimization": nvme}, "zero_optimization.offload_param.device"))
 
+    def test_one_drive_for_both_is_one_path(self):
+        zero = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/drive"},
+                "offload_optimizer": {"device": "nvme", "nvme_path": "/drive/./"}}
+        self.assertEqual(self.report({**FILE, "zero_optimization": zero})["config"]["storage"]["paths"], ["/drive"])
+
     def test_hjson_and_base64(self):
         text = """# no braces
   train_batch_size: 2   // of all
