@@ -42,6 +42,7 @@ from .library import BACKWARD, FORWARD, INFERENCE
 from .reads import Reads
 from .storage import UnitStorage
 from .units import Member, Site, Unit, Units
+from .unlent import without_values
 
 _graph_task = torch._C._current_graph_task_id  # -1 outside of backward
 _next_node = torch._C._autograd._get_sequence_nr  # autograd's count of this thread's nodes
@@ -341,6 +342,7 @@ class Walk:
         if self.active == INFERENCE:
             self._end_inference()
 
+    @without_values
     def check_gradients(self) -> None:
         """Raises where torch's optimizer would use a gradient that the engine has not seen, or would leave a parameter alone that the
         engine updates."""
@@ -360,6 +362,7 @@ class Walk:
                                     "backward() alone. Assign none to p.grad, and train no parameter that was frozen in "
                                     "offload(); optimizer.zero_grad() removes it")
 
+    @without_values
     def drop_gradients(self) -> None:
         """Those that torch has, from a backward that has failed or from the program: the next backward would add to them."""
         for _, _, parameter, *_ in self._parameters:
@@ -506,9 +509,9 @@ class Walk:
 
     def _hide(self, index: int) -> None:
         """Ends that the unit shows its lease's memory."""
-        self.storages[index].detach()
+        self.storages[index].hide()
         if index in self.gathered:
-            self.storages[index].attach(self.gathered[index])
+            self.storages[index].show(self.gathered[index])
 
     def is_newest(self, site: Site) -> bool:
         """Whether nothing has been lent since the site's units were, for a forward of this step or inference."""
@@ -533,11 +536,11 @@ class Walk:
             if unit.index not in self.kept:
                 address = self._acquire(unit, FORWARD if which == BACKWARD else which)
                 self.kept[unit.index] = self.held.pop(unit.index).id
-                self.storages[unit.index].attach(address)
+                self.storages[unit.index].show(address)
             return
         if unit.index in self.held:
             self._release(unit.index)
-        self.storages[unit.index].attach(self._acquire(unit, which))
+        self.storages[unit.index].show(self._acquire(unit, which))
 
     def lend_together(self, units: "Sequence[Unit]", which: int) -> None:
         self._together.clear()
@@ -651,6 +654,11 @@ class Walk:
         if site.weights is None or not self._reads.is_for_call(site):
             self.lend_together(site.units, self.active)
         site.versions = [tensor._version for tensor in site.values]
+
+    def lend_for_read(self, site: Site) -> None:
+        """The module that runs computes with parameters of `site`. Lends them where there is room."""
+        if len(site.units) <= self.leases:
+            self._reads.lend(site)
 
     def innermost(self) -> "Optional[Running]":
         """The site whose forward runs, or computes again for backward."""

@@ -14,7 +14,7 @@ from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, O
 import torch
 from torch import nn
 
-from . import guards
+from . import guards, unlent
 from .activations import ActivationStore, take_home
 from .buffers import make_buffers, matching_buffers, take_buffers, take_saved
 from .described import take_over
@@ -192,6 +192,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     elif isinstance(values, Mapping):
         take_buffers(model, values, found)
     walk = Walk(model, found, engine, storages, made.rates, activations)
+    unlent.guard(walk)
     made.bind(walk)
     hook_state_dict(model, found, engine)
     guards.own(model.parameters(), made)

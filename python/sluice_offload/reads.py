@@ -5,6 +5,7 @@ away meanwhile is not lent again: the value is for use at once. Elsewhere, as be
 """
 
 import dataclasses
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Iterator, Optional
@@ -75,6 +76,7 @@ class _Read:
     of: Site    # whose weight it is
     reader: "Optional[Running]"  # the site that reads, or None: the model itself
     first_node: int = dataclasses.field(default_factory=_next_node)
+    end: int = sys.maxsize  # the count at its next read
     inside: "list[tuple[int, int]]" = dataclasses.field(default_factory=list)  # autograd's counts where sites began and ended since
 
 
@@ -111,8 +113,16 @@ class Reads:
         if not others or (kept and len(kept) + len(others) > walk.leases):
             return
         lent = Site(site.module, site.name, [*kept, *others]) if kept else site
-        if not any(read.of is site and read.reader is reader for read in self._open):
+        last = next((read for read in self._open[::-1] if read.reader is reader), None)
+        if last is None or last.of is not site:
+            if last is not None:  # what it has read may be used on, as long as that is lent
+                still = [unit for unit in last.site.units if walk.is_lent(unit.index) and all(unit is not one for one in lent.units)]
+                if still and len(still) + len(lent.units) <= walk.leases:
+                    lent = Site(site.module, site.name, [*still, *lent.units])
+                last.end = _next_node()
             self._open.append(_Read(lent, site, reader))
+        else:
+            lent = last.site
         if task != -1:
             walk.lend_backward(lent)
         elif not all(walk.is_lent(unit.index) for unit in lent.units):
@@ -137,4 +147,4 @@ class Reads:
         """Has backward lend what `reader` has read, wherever it comes to what was computed from then on outside of sites."""
         for read in self._open:
             if read.reader is reader:
-                self._walk.watch_nodes(read.site, outputs, read.first_node, read.inside)
+                self._walk.watch_nodes(read.site, outputs, read.first_node, read.inside, read.end)

@@ -166,9 +166,9 @@ class Gatherer:
         if self._is_lent(index):  # by a forward inside, whose step goes on
             return
         if copies:
-            self._storages[index].attach(copies[-1])
+            self._storages[index].show(copies[-1])
         else:
-            self._storages[index].detach()
+            self._storages[index].hide()
 
     def _copy(self, unit: Unit) -> torch.Tensor:
         size = self._engine.dtype.itemsize

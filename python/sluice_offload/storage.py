@@ -20,9 +20,11 @@ import os
 from typing import Callable, Optional, Sequence
 
 import torch
+from torch import nn
 
 from .errors import ArgumentError, NonFiniteError, SluiceError
 from .gpus import CPU, Place, storage_at
+from .unlent import UnlentParameter
 
 _CHUNK_BYTES = 2 << 20
 _FINE_BYTES = 8 << 30  # of regions whose poison is mapped in chunks of that size
@@ -99,7 +101,9 @@ class GpuPoison:
 
 
 class UnitStorage:
-    """One storage for good. `attach` makes it show what lies at an address, `detach` poison."""
+    """One storage for good. `attach` makes it show what lies at an address, `detach` poison; `show` and `hide` do so for parameters."""
+
+    parameters: "Sequence[torch.Tensor]" = ()
 
     def __init__(self, nbytes: int, poison: "Region | GpuPoison", place: Place = CPU) -> None:
         self.nbytes = nbytes
@@ -112,6 +116,21 @@ class UnitStorage:
 
     def detach(self) -> None:
         self.attach(self.poison.address)
+
+    def guard(self, parameters: "list[torch.Tensor]") -> None:
+        """`parameters`, which lie here, have the class of those without values (unlent.py) while the storage shows poison, as now."""
+        self.parameters = parameters
+        self.hide()
+
+    def show(self, address: int) -> None:
+        self.attach(address)
+        for parameter in self.parameters:
+            parameter.__class__ = nn.Parameter
+
+    def hide(self) -> None:
+        self.detach()
+        for parameter in self.parameters:
+            parameter.__class__ = UnlentParameter
 
     def check(self) -> None:
         """Raises NonFiniteError where an attach since the last check has shown a number that is not finite."""

@@ -204,6 +204,11 @@ def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, bu
             lists = list(_lists_of(module))
             inside.update(id(child) for _, child in lists)
             found.add(name, module, [("", module), *lists])
+    for unit in units or ():
+        named = [module for module in model.modules() if unit == type(module).__name__ or (isinstance(unit, type) and isinstance(module, unit))]
+        if named == [model]:
+            raise ArgumentError(f"units={list(units or ())!r}: {type(model).__name__} is the class of the model itself, which cannot be a unit; "
+                                "choose classes of modules inside of it")
     if units is not None and not matched:
         raise ArgumentError(f"units={list(units)!r} names no module of the model; its modules are of the classes "
                             f"{sorted({type(module).__name__ for module in model.modules()})}")

@@ -108,6 +108,15 @@ def worst(one, other):
     return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
 
 
+def hidden(tensor):
+    """Whether a parameter, or a buffer of a unit, shows poison. A parameter refuses to be read."""
+    if isinstance(tensor, nn.Parameter):
+        with pytest.raises(sluice.ArgumentError, match="an offloaded model has no values of it"):
+            tensor.isnan()
+    with torch._C.DisableTorchFunctionSubclass():
+        return bool((tensor.detach().contiguous().view(torch.uint8) == 255).all())
+
+
 def budgeted(config, model, device, host):
     """Gives `config` budgets in KiB, of a quarter of parameters, gradients, masters and moments at most."""
     state_bytes = 16 * sum(p.numel() for p in model.parameters() if p.requires_grad)  # in fp32

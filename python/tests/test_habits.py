@@ -264,7 +264,7 @@ def test_remedies_of_eager_updates_are_those_of_torch(theirs):
 
 
 def test_a_backbone_in_front_of_its_head_is_several_units():
-    """As one it would take as much memory as the model. What the backbone itself names counts, too."""
+    """As one it would take as much memory as the model. Classes that the backbone itself names count, too."""
     def names(model):
         return [unit.name for unit in find_units(model).units]
     backbone, head = tiny(), nn.Linear(61, 2)
@@ -277,7 +277,6 @@ def test_a_backbone_in_front_of_its_head_is_several_units():
 
 
 def test_a_parameter_in_the_forward_of_another_module(config):
-    """The message names a remedy that works: a unit of both."""
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -289,10 +288,6 @@ def test_a_parameter_in_the_forward_of_another_module(config):
         model = nn.Sequential(Tied())
         optimizer = sluice.offload(model, config, units=units)
         model(torch.arange(8)).backward()
-        if units is None:
-            with pytest.raises(sluice.NonFiniteError, match="another module's forward reads them, name a module that contains both"):
-                optimizer.step()
-        else:
-            optimizer.step()
-            assert optimizer._engine.applied_step() == 1
+        optimizer.step()
+        assert optimizer._engine.applied_step() == 1
         optimizer.close()

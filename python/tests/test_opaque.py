@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from conftest import adamw, worst
+from conftest import adamw, hidden, worst
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -106,7 +106,7 @@ def test_a_quantized_base_keeps_its_bits_and_adapters_train_as_in_torch(kind, st
         assert same_bits(found[name], values), name
     with sluice.gathered(model):
         assert same_bits(model[2].base.codes, before["2.base.codes"])
-    assert (model[2].base.codes == 255).all()  # outside: poison
+    assert hidden(model[2].base.codes)  # outside: poison
     optimizer.close()
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import sluice_offload as sluice
-from conftest import Block, Tiny, adamw, batch, tiny, train, worst
+from conftest import Block, Tiny, adamw, batch, hidden, tiny, train, worst
 
 
 @pytest.fixture
@@ -72,16 +72,16 @@ def test_parameters_that_are_pointed_elsewhere_would_be_wrong(config, monkeypatc
     assert not worst(actual, expected) <= 2e-6
 
 
-def test_weights_outside_of_a_lease_are_nan(pair):
+def test_weights_outside_of_a_lease_are_hidden(pair):
     reference, model, _, _ = pair
-    assert model.head.weight.isnan().all()
+    assert hidden(model.head.weight)
     with sluice.gathered(model, model.head):
         assert torch.equal(model.head.weight, reference.head.weight)
         assert torch.equal(model.embedding.weight, reference.embedding.weight)
-        assert model.blocks[0].norm.weight.isnan().all()
+        assert hidden(model.blocks[0].norm.weight)
     with sluice.gathered(model):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters()))
-    assert model.head.weight.isnan().all()
+    assert hidden(model.head.weight)
     assert_still_right(pair)
 
 
@@ -208,7 +208,7 @@ def test_an_exception_in_forward(config, where):
             handle.remove()
     if where != "interrupt":  # torch tells no hook of that; the next forward finds out
         assert ours._walk.active is None and not ours._walk.held
-        assert model.blocks[1].norm.weight.isnan().all()
+        assert hidden(model.blocks[1].norm.weight)
     ours.zero_grad()
     assert_still_right(everything)
     assert ours.report.schedule_changes == 0
@@ -454,22 +454,6 @@ def test_lists_of_parameters(config, units):
     optimizer.close()
 
 
-def test_a_weight_that_is_read_outside_of_its_module_is_named(config):
-    """It shows NaN there, and so does the loss: the cause is not the learning rate."""
-    class Reading(Tiny):
-        def forward(self, tokens, labels):
-            x = nn.functional.embedding(tokens, self.embedding.weight)
-            return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
-    torch.manual_seed(0)
-    model = Reading(tied=False, layers=1)
-    optimizer = sluice.offload(model, config, units=[Block])
-    loss = model(*batch(0))
-    assert loss.isnan()
-    with pytest.raises(sluice.ArgumentError, match="embedding.weight got a gradient in a step in which its module's forward has not run"):
-        loss.backward()
-    optimizer.close()
-
-
 def test_a_module_in_two_units_is_one(config):
     torch.manual_seed(0)
     reference = tiny()
@@ -576,7 +560,7 @@ def test_a_forward_inside_of_gathered(pair):
     with sluice.gathered(model), torch.no_grad():
         assert torch.equal(model(*batch(0)), reference(*batch(0)))
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters()))
-    assert model.head.weight.isnan().all()
+    assert hidden(model.head.weight)
     assert_still_right(pair)
 
 
@@ -1018,7 +1002,7 @@ def test_a_config_of_deepspeed_is_named(tmp_path):
 
 
 def test_a_write_outside_of_the_forward_shows_its_line(tmp_path):
-    """The process ends, since the page cannot be written; Python names the line."""
+    """By a view from where it had values: the process ends, since the page cannot be written; Python names the line."""
     program = tmp_path / "writes.py"
     program.write_text(f"""
 import sys
@@ -1027,10 +1011,11 @@ import torch, sluice_offload as sluice
 from conftest import Block, tiny
 model = tiny()
 optimizer = sluice.offload(model, {{"placement": {{"parameters": "nvme"}}, "storage": {{"paths": [{str(tmp_path)!r}]}}}}, units=[Block])
-weight = next(m for m in model.modules() if isinstance(m, torch.nn.Linear)).weight
+with sluice.gathered(model):
+    weight = model.norm.weight.detach()
 with torch.no_grad():
     weight.mul_(0.5)  # the line
 """)
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGSEGV, done
-    assert "Segmentation fault" in done.stderr and 'writes.py", line 10' in done.stderr, done.stderr
+    assert "Segmentation fault" in done.stderr and 'writes.py", line 11' in done.stderr, done.stderr
