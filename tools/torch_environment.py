@@ -29,7 +29,7 @@ DEEPSPEED_NEED = ["wheel", "ninja", "einops", "hjson", "msgpack", "packaging", "
 NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
 TEXT_OF_ERROR = r"^(?!cuGet).*Get\w*(Error|Status)(String|Name)$"
 MISSING = 77
-FETCH_SECONDS_MAX = 900  # half a gigabyte; a slower network counts as none
+FETCH_SECONDS_MAX = 900  # half a gigabyte, twice; a slower network counts as none
 
 
 def output(*command):
@@ -64,6 +64,24 @@ def stand_in(folder):
         output("cc", "-shared", "-fPIC", "-o", folder / name, f"-Wl,-soname,{name}", "-Wl,--no-as-needed", functions,
                "-Wl,-rpath,$ORIGIN", "-x", "c", "/dev/null")
     return missing
+
+
+def add_torch(folder, made, wanted):
+    """Makes the environment, and once more where pip was cut: what it has fetched is in its cache, and what it was unpacking is of no
+    use. `made`: marks the folder as the script's."""
+    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for is_last in (False, True):
+        made.touch()
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        try:
+            for packages in (wanted, ["pytest"]):
+                subprocess.run([*install, *packages], check=True, timeout=FETCH_SECONDS_MAX)
+            return
+        except subprocess.TimeoutExpired:
+            if is_last:
+                raise
+            shutil.rmtree(folder)
+            folder.mkdir()
 
 
 def add_frameworks(folder):
@@ -104,15 +122,11 @@ def main():
             return 2
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        made.touch()
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        for packages in (wanted, ["pytest"]):
-            try:
-                subprocess.run([*install, *packages], check=True, timeout=FETCH_SECONDS_MAX)
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-                print(f"torch cannot be had: {error}")
-                return MISSING
+        try:
+            add_torch(folder, made, wanted)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            print(f"torch cannot be had: {error}. Run this again: pip has what came in its cache")
+            return MISSING
         folders = list(folder.glob("lib/python*/site-packages/torch/lib"))
         names = stand_in(folders[0])
         if names:

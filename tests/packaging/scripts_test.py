@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """The project's scripts where they need no build: the parts of tools/test.sh, folders that hold something else, and relative paths."""
 
+import contextlib
+import importlib.util
+import io
 import os
 import pathlib
 import re
@@ -11,6 +14,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -98,6 +102,28 @@ class Folders(Folder):
                     self.assertIn(done.returncode, (1, 2), done)
                     self.assertIn(f"{target} ", done.stderr)
                     self.assertEqual((self.folder / "thesis.txt").read_text(encoding="utf-8"), "years")
+
+
+class Fetching(Folder):
+    """tools/torch_environment.py with a pip that is too slow."""
+
+    def test_it_is_tried_twice(self):
+        path = ROOT / "tools" / "torch_environment.py"
+        script = importlib.util.module_from_spec(importlib.util.spec_from_file_location("torch_environment", path))
+        script.__spec__.loader.exec_module(script)
+        target, calls = self.folder / "torch", []
+
+        def slow(command, **options):
+            calls.append(command[2] if command[0] == sys.executable else command[3])
+            (target / "half").touch() if calls[-1] == "install" else self.assertFalse((target / "half").exists())
+            if calls[-1] == "install":
+                raise subprocess.TimeoutExpired(command, options["timeout"])
+        said = io.StringIO()
+        with unittest.mock.patch.object(script.subprocess, "run", slow), contextlib.redirect_stdout(said), \
+                unittest.mock.patch.object(sys, "argv", ["torch_environment.py", str(target)]):
+            self.assertEqual(script.main(), script.MISSING)
+        self.assertEqual(calls, ["venv", "install"] * 2)
+        self.assertIn("Run this again", said.getvalue())
 
 
 class Numbers(Folder):
