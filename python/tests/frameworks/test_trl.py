@@ -102,3 +102,13 @@ def test_dpo(tmp_path, kind):
     made, expected = trained(Both, sluice=budget(tmp_path)), trained(DPOTrainer)
     assert worst(logs(made, "loss"), logs(expected, "loss")) <= 2e-6
     made._sluice.close()
+
+
+def test_the_copy_of_an_adapter_behind_offload_is_refused(tmp_path):
+    """It would be NaN. The test above has the order that works."""
+    model = llama("LoRA")
+    optimizer = sluice.offload(model, budget(tmp_path), optimizer=adamw(model))
+    with pytest.raises(sluice.ArgumentError, match=r"copy_\(\) reads .*lora_A.* outside of the model's forward"):
+        DPOTrainer(model=model, args=DPOConfig(**options(tmp_path)), train_dataset=preferences(4), processing_class=tokenizer(),
+                   optimizers=constant(optimizer))
+    optimizer.close()
