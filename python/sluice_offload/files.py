@@ -68,8 +68,9 @@ def named_values(model: nn.Module) -> "Iterator[tuple[str, torch.Tensor]]":
 def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_shard_bytes: int = 5 << 30) -> "list[str]":
     """Writes an offloaded model's state_dict into `folder`, as transformers names and reads it: model.safetensors, or several
     files of at most `max_shard_bytes` with an index; a larger tensor has a file of its own. One tensor at a time is in memory;
-    on rank 0 of several, up to 32 MiB of smaller ones are. Each file appears whole or not at all, and older ones of these names vanish at the end. With several ranks, all call it,
-    and rank 0 writes. Returns the files' paths."""
+    on rank 0 of several, up to 32 MiB of smaller ones are. They appear when all are written, and an older model in `folder` vanishes then; until then both need room. A folder that a
+    crash leaves has the older model, the new one, or, between the names of several files, no index, and is refused. With several
+    ranks, all call it, and rank 0 writes. Returns the files' paths."""
     entries = _entries(model)
     for name, dtype, _, _ in entries:
         if dtype not in _NAMES:
@@ -86,21 +87,32 @@ def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_sha
         size += bytes_
     names = [_SINGLE] if len(shards) == 1 else [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     target = pathlib.Path(folder)
+    files = [NewFile(target / name) for name in names]
 
     def end() -> None:
+        if len(shards) > 1 and (target / _INDEX).exists():  # else it would name files of two models for a moment
+            with _named(target / _INDEX):
+                (target / _INDEX).unlink()
+                _sync_folder(target)
+        for file in files:
+            file.appear()
         if len(shards) > 1:
             index = {"metadata": {"total_size": sum(_bytes(entry) for entry in entries)},
                      "weight_map": {entry[0]: name for name, shard in zip(names, shards) for entry in shard}}
             replace_file(target / _INDEX, lambda file: file.write(json.dumps(index, indent=2).encode()))
-        for old in [*target.glob("model-*-of-*.safetensors"), target / _SINGLE, target / _INDEX]:
+        for old in [target / _INDEX, target / _SINGLE, *target.glob("model-*-of-*.safetensors"), *target.glob("model*.safetensors.new")]:
             if old.name not in names and not (old.name == _INDEX and len(shards) > 1):
                 old.unlink(missing_ok=True)
 
     world = model._sluice.engine.world  # type: ignore[union-attr]
     _on_first_rank(world, lambda: target.mkdir(parents=True, exist_ok=True))
-    for name, shard in zip(names, shards):
-        _write(target / name, shard, world)
-    _on_first_rank(world, end)
+    try:
+        for file, shard in zip(files, shards):
+            _write(file, shard, world)
+        _on_first_rank(world, end)
+    finally:
+        for file in files:
+            file.abandon()
     return [str(target / name) for name in names]
 
 
@@ -119,7 +131,7 @@ def _bytes(entry: Any) -> int:
     return int(torch.Size(shape).numel() * dtype.itemsize)
 
 
-def _write(path: pathlib.Path, entries: "list[Any]", world: Optional[World]) -> None:
+def _write(file: "NewFile", entries: "list[Any]", world: Optional[World]) -> None:
     """All ranks read each entry, and one writes it. The others wait for it behind some, not in the next one's read: how long a drive
     takes for bytes or for a sync has no limit."""
     header: "dict[str, Any]" = {"__metadata__": {"format": "pt"}}
@@ -130,14 +142,10 @@ def _write(path: pathlib.Path, entries: "list[Any]", world: Optional[World]) -> 
         at += _bytes(entry)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    file = NewFile(path)
-    try:
-        _on_first_rank(world, lambda: file.write(struct.pack("<Q", len(text)) + text))
-        for part in _parts(entries, 0 if world is None else _MEETING_BYTES):
-            _write_part(file, [entry[3] for entry in part], world)
-        _on_first_rank(world, file.finish)
-    finally:
-        file.abandon()
+    _on_first_rank(world, lambda: file.write(struct.pack("<Q", len(text)) + text))
+    for part in _parts(entries, 0 if world is None else _MEETING_BYTES):
+        _write_part(file, [entry[3] for entry in part], world)
+    _on_first_rank(world, file.complete)
 
 
 def _parts(entries: "list[Any]", bytes_max: int) -> "Iterator[list[Any]]":
@@ -174,6 +182,14 @@ def _write_part(file: "NewFile", reads: "list[Callable[[], torch.Tensor]]", worl
     _on_first_rank(world, write, failure)
 
 
+@contextlib.contextmanager
+def _named(path: pathlib.Path) -> "Iterator[None]":
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write \"{path}\": {error.strerror}; {remedy_of(error)}") from error
+
+
 class NewFile:
     """A file that appears whole or not at all, and stays: its bytes and then its name are durable behind finish(). A quota or a
     network file system may refuse the bytes at the sync, or only when the file is closed. abandon() removes what has not been
@@ -184,16 +200,25 @@ class NewFile:
         self._file: Any = None
 
     def write(self, data: Any) -> None:
-        with self._named():
+        with _named(self._path):
             if self._file is None:
                 self._file = open(self._made, "wb")  # pylint: disable=consider-using-with  # finish() and abandon() close it
             self._file.write(data)
 
     def finish(self) -> None:
-        with self._named():
+        self.complete()
+        self.appear()
+
+    def complete(self) -> None:
+        """Makes the bytes durable."""
+        with _named(self._path):
             self._file.flush()
             _sync(self._file.fileno())
             self._file.close()
+
+    def appear(self) -> None:
+        """Gives a complete file its name."""
+        with _named(self._path):
             os.replace(self._made, self._path)
             _sync_folder(self._path.parent)
         self._file = None
@@ -205,13 +230,6 @@ class NewFile:
             with contextlib.suppress(OSError):
                 self._made.unlink(missing_ok=True)
         self._file = None
-
-    @contextlib.contextmanager
-    def _named(self) -> "Iterator[None]":
-        try:
-            yield
-        except OSError as error:
-            raise StorageError(f"cannot write \"{self._path}\": {error.strerror}; {remedy_of(error)}") from error
 
 
 def replace_file(path: pathlib.Path, write: "Callable[[NewFile], Any]") -> None:

@@ -1,9 +1,11 @@
 """Models that go to files and come from files tensor by tensor, with memory metered."""
 
 import errno
+import itertools
 import json
 import os
 import re
+import shutil
 
 import pytest
 import torch
@@ -202,6 +204,52 @@ def test_files_that_are_cut(tmp_path):
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     with pytest.raises(sluice.ArgumentError, match="a has 16 bytes, which is not the size of .5."):
         sluice.open_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize("before, after", [(16 << 10, 16 << 10), (16 << 10, 1 << 30), (1 << 30, 16 << 10)])
+def test_a_save_that_stops_leaves_one_model_or_none(config, tmp_path, monkeypatch, before, after):
+    """Wherever it stops. Where there is none, the index is missing: one over the files of two models would open."""
+    model = tiny(layers=1)
+    optimizer = sluice.offload(model, config, units=[Block])
+    folder = tmp_path / "model"
+
+    def save(number, shard_bytes):
+        model.load_state_dict({name: torch.full_like(value, number) for name, value in model.state_dict().items()})
+        sluice.save_safetensors(model, folder, shard_bytes)
+
+    def found():
+        values = sluice.open_safetensors(folder)
+        return {number for name in values for number in values[name].unique().tolist()}
+
+    def stopping(call, left):
+        def stop(*arguments):
+            if not left:
+                raise InterruptedError
+            left.pop()
+            return call(*arguments)
+        return stop
+
+    met = set()
+    for at in itertools.count():
+        shutil.rmtree(folder, ignore_errors=True)
+        save(1, before)
+        (folder / "model-00007-of-00009.safetensors.new").touch()  # of one that was killed
+        left = [None] * at
+        with monkeypatch.context() as patched:
+            for name in ("replace", "fsync"):
+                patched.setattr(os, name, stopping(getattr(os, name), left))
+            try:
+                save(2, after)
+                break
+            except sluice.StorageError:
+                pass
+        try:
+            met.add(tuple(found()))
+        except sluice.ArgumentError as error:
+            assert "has neither" in str(error)
+        assert len(list(folder.glob("*.new"))) <= 1
+    assert (1,) in met and met <= {(1,), (2,)} and found() == {2} and not list(folder.glob("*.new"))
+    optimizer.close()
 
 
 def test_types_that_torch_lacks_stop_only_who_asks_for_them(config, tmp_path):
