@@ -154,6 +154,13 @@ class Engine:
     """Owns the handle. `close` ends it with every update home; `destroy`, which also runs at the interpreter's exit, ends
     it as it is."""
 
+    _all: "weakref.WeakSet[Engine]" = weakref.WeakSet()  # of this process
+
+    @classmethod
+    def has_open(cls) -> bool:
+        """Whether the process has an engine that is not closed."""
+        return any(engine.is_open for engine in cls._all)
+
     def __init__(self, config: "dict[str, Any]", units: Units, world: Optional[World] = None, place: Place = CPU) -> None:
         self._lib = lib.library()
         self.place, self._gpu = place, place.gpu
@@ -173,6 +180,7 @@ class Engine:
         self._figures = lib.Figures(loss=math.nan)
         self._is_shown = config.get("run", {}).get("status", "auto") != "off"
         self._create()
+        Engine._all.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
         self.dtype, self.gradient_dtype = (_TYPES[config["precision"][kind]] for kind in ("parameters", "gradients"))
         self._parameters: "dict[int, int]" = {}
@@ -582,8 +590,12 @@ class Engine:
             logger.info("%s", note.value.decode(errors="replace"))
             self._lib.next_note(self._handle, C.byref(note))
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self._handle)
+
     def require_open(self) -> None:
-        if not self._handle:
+        if not self.is_open:
             raise ArgumentError("the optimizer is closed, and its engine is gone; make a new one")
 
     def require_alone(self) -> None:

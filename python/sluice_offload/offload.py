@@ -3,6 +3,7 @@
 import contextlib
 import ctypes as C
 import faulthandler
+import gc
 import json
 import math
 import os
@@ -155,6 +156,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         _check_values(found, world)
     if found.are_mixed:
         logger.info("%s", rounded_text(found, settings["precision"]["gradients"]))
+    if Engine.has_open():
+        gc.collect()  # that of a model that the program has dropped, which is in a cycle with its optimizer
     engine = Engine(settings, found, world, place)
     activations = None
     try:
@@ -243,6 +246,8 @@ def _require_new(model: Any) -> None:
         whole = _wholes.get(module, lambda: None)()
         if hasattr(module, "_sluice") or whole is not None:
             part = f"{name} of this {kind}" if name else f"this {kind}"
+            if hasattr(module, "_sluice") and not module._sluice.engine.is_open:
+                raise ArgumentError(f"{part} was offloaded, and its optimizer is closed, with which its values went; make the model anew")
             raise ArgumentError(f"{part} is offloaded already; offload the whole model once, or its parts one by one")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):

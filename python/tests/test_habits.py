@@ -186,6 +186,24 @@ def test_a_second_thread_is_refused_and_training_goes_on(config):
     twin.close()
 
 
+def test_a_cell_that_is_run_again_leaves_one_engine_behind(config):
+    """A notebook names the old model and optimizer until the new ones are made, and Python's collector comes late."""
+    alive = weakref.WeakSet()
+    gc.disable()
+    try:
+        for _ in range(4):
+            model = tiny(layers=1)
+            optimizer = sluice.offload(model, config, units=[Block])
+            model(*batch(0)).backward()
+            alive.add(optimizer._engine)
+            assert len(alive) <= 2
+    finally:
+        gc.enable()
+    optimizer.close()
+    with pytest.raises(sluice.ArgumentError, match="was offloaded, and its optimizer is closed.*make the model anew"):
+        sluice.offload(model, config, units=[Block])
+
+
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_model_that_is_dropped_is_collected(config, closes):
     model = tiny()
