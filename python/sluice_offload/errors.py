@@ -2,6 +2,8 @@
 it in the right place."""
 
 import errno
+import os
+import platform
 
 
 class SluiceError(RuntimeError):
@@ -83,6 +85,9 @@ def _in_words_of_torch(message: str) -> str:
         return (f"this works only between steps, and a step is under way, {_HOW_TO_END_A_STEP}")
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)
+    if f"is in use by process {os.getpid()} on {platform.node()}," in message:
+        return message.replace("wait for it to end, or choose another storage.state.name",
+                               "the process is this one: close() the optimizer that has the store, which an exception's traceback may keep")
     if "has waited for other ranks" in message:
         return f"{message}. state_dict(), save(), step() and forward are calls that all processes make"
     if "gradient" in message and "not finite" in message:

@@ -413,6 +413,8 @@ def test_a_durable_store_goes_on_with_the_same_bits(config):
             optimizer.commit()
             assert optimizer.committed_step == 3
     state = states(optimizer)
+    with pytest.raises(sluice.SluiceError, match="is in use by process .* this one: close.. the optimizer"):
+        sluice.offload(tiny(), config, units=[Block], resume=True)
     optimizer.close()
     with pytest.raises(sluice.ArgumentError, match="holds the state of step 7 already; go on from it with resume=True"):
         sluice.offload(tiny(), config, units=[Block])
