@@ -164,7 +164,7 @@ struct CheckpointLock::Held {
     // Closing is not enough: a child that is just being forked or spawned still has a copy, and
     // with it the lock, for a moment.
     if (!file) return;
-    made.remove_file();
+    made.remove_file(file.get());
     (void)::flock(file.get(), LOCK_UN);
     made.remove_folders();
   }
@@ -216,9 +216,7 @@ bool CheckpointLock::try_to_lock(const std::string& root, bool is_last) {
   held_ = known.lock();
   if (held_ && held_->file) return true;
   if (take(root, path, file.get())) {
-    struct stat now {};
-    const bool is_there = ::stat(path.c_str(), &now) == 0 && now.st_ino == status.st_ino;
-    if (!is_there && !is_last) return false;
+    if (!is_file_at(path.c_str(), file.get()) && !is_last) return false;
     if (is_own) write_owner(file.get(), path);
     std::ranges::move(remove_leftovers(root), std::back_inserter(notes_));
   } else {

@@ -1,5 +1,6 @@
 #include "engine/checkpoint/checkpoint_leftovers.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -90,6 +91,13 @@ std::vector<std::string> remove_leftovers(const std::string& root) {
   return notes;
 }
 
+bool is_file_at(const char* path, int file) {
+  struct stat there {
+  }, opened{};
+  return ::lstat(path, &there) == 0 && ::fstat(file, &opened) == 0 &&
+         there.st_dev == opened.st_dev && there.st_ino == opened.st_ino;
+}
+
 MissingPlaces::MissingPlaces(const std::string& root, const std::string& lock_name) {
   std::error_code error;
   fs::path folder = fs::absolute(root, error);
@@ -101,9 +109,11 @@ MissingPlaces::MissingPlaces(const std::string& root, const std::string& lock_na
     folders_.push_back(folder);
 }
 
-void MissingPlaces::remove_file() noexcept {
+void MissingPlaces::remove_file(int lock) noexcept {
   std::error_code error;
   if (file_.empty()) return;
+  // A user may have removed the folder, and begun another run in a new one.
+  if (!is_file_at(file_.c_str(), lock)) return folders_.clear();
   for (fs::directory_iterator entry(file_.parent_path(), error), end; !error && entry != end;
        entry.increment(error)) {
     if (entry->path() != file_) return;

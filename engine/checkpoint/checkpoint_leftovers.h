@@ -23,6 +23,9 @@ std::string removed_path(const std::string& root, const std::string& name);
 // other than files. Returns a line of text for the user for each name.
 std::vector<std::string> remove_leftovers(const std::string& root);
 
+// Returns whether `path` is still the name of the open file `file`.
+bool is_file_at(const char* path, int file);
+
 // The file of a lock and the folder with its parents, as far as the lock has to make them. A
 // refused run has used none of them.
 class MissingPlaces {
@@ -30,9 +33,10 @@ class MissingPlaces {
   MissingPlaces() = default;
   // Notes which of them are missing. Must be called before they are made.
   MissingPlaces(const std::string& root, const std::string& lock_name);
-  // Removes the lock file if it was missing, and if the folder holds nothing else.
+  // Removes the lock file, which is open as `lock`, if it was missing, and if the folder holds
+  // nothing else. Where another file has its name, everything stays: it is another process's.
   // Requires: the process has the lock.
-  void remove_file() noexcept;
+  void remove_file(int lock) noexcept;
   // Removes those folders that were missing and are empty.
   void remove_folders() noexcept;
 

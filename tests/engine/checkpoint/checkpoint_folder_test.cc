@@ -224,6 +224,19 @@ TEST_F(CheckpointFolder, WhatWasMadeForAnUnusedLockGoesWithIt) {
   EXPECT_TRUE(fs::exists(parent + "/.lock")) << "so was this file";
 }
 
+// A user removes the folder of a run that does not end, and begins another one there.
+TEST_F(CheckpointFolder, ALockThatEndsLeavesTheFolderThatAnotherHasMade) {
+  const std::string folder = directory_.file("parent/run");
+  std::optional<CheckpointLock> old(std::in_place, folder);
+  fs::remove_all(directory_.file("parent"));
+  {
+    const CheckpointLock lock(folder);  // of a new file: as in another process
+    old.reset();
+    EXPECT_TRUE(fs::exists(folder + "/.lock"));
+  }
+  EXPECT_FALSE(fs::exists(directory_.file("parent")));
+}
+
 // The last owner may remove the file, and the folder, between the opening and the lock.
 TEST_F(CheckpointFolder, ALockOfARemovedFileIsNone) {
   for (const char* const removed : {"/.lock", ""}) {
