@@ -23,16 +23,39 @@
 namespace sluice {
 namespace {
 
+constexpr int kLinksMax = 40;  // as Linux
 constexpr std::uint64_t kPieceBytes = 4 << 20;
 // No file is longer, and the header needs a part of this.
 constexpr std::uint64_t kAllTensorsBytesMax = std::numeric_limits<off_t>::max() / 2;
 
 [[noreturn]] void fail_writing(const char* what, const std::string& path, int error) {
   const bool is_input = error == ENOENT || error == EACCES || error == ENOTDIR || error == EROFS ||
-                        error == EPERM || error == EISDIR || error == ENAMETOOLONG;
+                        error == EPERM || error == EISDIR || error == ENAMETOOLONG ||
+                        error == ELOOP;
   throw Error(file_error_code(error, is_input ? ErrorCode::kInput : ErrorCode::kIo),
               fmt::format("{} of \"{}\" failed: {}; {}", what, path, errno_text(error),
                           file_remedy(error)));
+}
+
+// The file that gets the new content: behind the links, a regular one or none. A pipe or a device
+// would be replaced, and its reader would get no bytes.
+std::string replaced_file(const std::string& path) {
+  namespace fs = std::filesystem;
+  fs::path file = path;
+  std::error_code error;
+  fs::file_status status = fs::symlink_status(file, error);
+  for (int links = 0; fs::is_symlink(status); ++links) {
+    if (links == kLinksMax) fail_writing("creation", path, ELOOP);
+    file = file.parent_path() / fs::read_symlink(file, error);
+    if (error) fail_writing("creation", path, error.value());
+    status = fs::symlink_status(file, error);
+  }
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" is no regular file, which a new one could replace; name "
+                            "another file",
+                            path));
+  return file.string();
 }
 
 // The new content of a file, under a name of its own until it is whole. As far as the system
@@ -40,11 +63,11 @@ constexpr std::uint64_t kAllTensorsBytesMax = std::numeric_limits<off_t>::max() 
 class Replacement {
  public:
   explicit Replacement(const std::string& path)
-      : path_(path), own_(fmt::format("{}.{}", path, random_suffix())) {
+      : path_(replaced_file(path)), own_(fmt::format("{}.{}", path_, random_suffix())) {
     file_ = UniqueFd(::open(own_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!file_) fail_writing("creation", path, errno);
     struct stat old {};
-    if (::stat(path.c_str(), &old) == 0 && ::fchown(file_.get(), old.st_uid, old.st_gid) == 0)
+    if (::stat(path_.c_str(), &old) == 0 && ::fchown(file_.get(), old.st_uid, old.st_gid) == 0)
       (void)::fchmod(file_.get(), old.st_mode & 0777);
   }
   Replacement(const Replacement&) = delete;

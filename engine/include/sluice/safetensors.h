@@ -76,12 +76,14 @@ using SafetensorsBytes =
 
 // Reserves space for the whole file, as far as the file system can, and then writes `tensors` to
 // the file piece by piece, in the given order. The file gets its name only when the file is
-// complete and durable. If anything fails, an older file of the same name stays unchanged.
+// complete and durable. If anything fails, an older file of the same name stays unchanged. If
+// `path` is a symbolic link, the link stays, and its target is written.
 // Fails with:
 // - kInvalidArgument: a type is not "F32", "BF16", "F16" or "I16", or a name comes twice.
 // - kInvalidArgument: a name or a text is not UTF-8, or `bytes` has no function.
 // - kInvalidArgument: the tensors have more bytes than a file can have.
 // - kInput, kNoSpace or kIo: the file cannot be written.
+// - kInput: `path` names something other than a regular file.
 // - The errors that `bytes` throws.
 SLUICE_EXPORT void write_safetensors_file(const std::string& path,
                                           std::span<const SafetensorsTensor> tensors,

@@ -182,6 +182,31 @@ TEST_F(SafetensorsFiles, WhatIsWrittenReadsBackAndAFailureLeavesTheOldFile) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
 }
 
+TEST_F(SafetensorsFiles, AWriterKeepsLinksAndReplacesOnlyFiles) {
+  namespace fs = std::filesystem;
+  const SafetensorsTensor tensor{"x", "F32", {1}};
+  const auto write = [&](const std::string& name) {
+    write_safetensors_file(path(name), {&tensor, 1}, {}, [](auto, auto, auto) {});
+  };
+  fs::create_directory(path("real"));
+  fs::create_symlink("real/link", path("link"));
+  fs::create_symlink("f", path("real/link"));
+  write("link");  // of a file that is not there yet
+  put("real/f", "older");
+  write("link");
+  EXPECT_TRUE(fs::is_symlink(path("link")) && fs::is_symlink(path("real/link")));
+  EXPECT_NO_THROW(SafetensorsReader(path("real/f")));
+
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  fs::create_symlink("round", path("round"));
+  for (const char* const name : {"pipe", "real"}) {
+    const std::string said = expect_error(ErrorCode::kInput, [&] { write(name); });
+    EXPECT_NE(said.find("is no regular file"), std::string::npos) << said;
+  }
+  (void)expect_error(ErrorCode::kInput, [&] { write("round"); });
+  EXPECT_TRUE(fs::is_fifo(path("pipe")));
+}
+
 TEST_F(SafetensorsFiles, WhatIsMissingCutOrForeignIsNamed) {
   const std::string header = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   refused("none", path("none"));
