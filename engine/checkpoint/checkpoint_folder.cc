@@ -244,10 +244,12 @@ bool CheckpointLock::take(const std::string& root, const std::string& path, int 
     if (errno != EWOULDBLOCK) fail_with("locking", path, errno);
     std::array<char, 256> owner{};
     const ssize_t bytes = ::pread(file, owner.data(), owner.size(), 0);
-    throw Error(ErrorCode::kInput,
-                fmt::format("checkpoint: \"{}\" is being written by another process ({}); name "
-                            "another folder, or end that one first",
-                            root, std::string_view(owner.data(), bytes < 0 ? 0 : bytes)));
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("checkpoint: \"{}\" is being written by another process ({}); name "
+                    "another folder, or end that one first",
+                    root,
+                    bytes > 0 ? std::string_view(owner.data(), bytes) : "which has just begun"));
   }
   return true;
 }
