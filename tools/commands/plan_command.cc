@@ -51,11 +51,11 @@ ConfigDocument document_of(const PlanOptions& options) {
 }
 
 // Says which --tokens leave enough of the GPU for the pools. `other` helps, too.
-std::string token_remedy(const GpuPreset& gpu, std::uint64_t budget_bytes,
-                         const PlanSubject& subject, const ModelSpec& model,
-                         const PlanOptions& options, const char* other) {
-  const auto most =
-      most_tokens(subject, model, gpu.memory_bytes - kGpuContextBytes, budget_bytes, options.ranks);
+std::string token_remedy(const GpuPreset& gpu, const PlanSubject& subject,
+                         const ModelOfTokens& model_of, const PlanOptions& options,
+                         const char* other) {
+  const auto most = most_tokens(subject, model_of, gpu.memory_bytes - kGpuContextBytes,
+                                options.sequence.value_or(1), options.ranks);
   if (!most) return fmt::format("give fewer --tokens, or {}", other);
   if (*most > 0) return fmt::format("give --tokens {:.0f} or fewer, or {}", *most, other);
   return "no --tokens are few enough beside its pools: give a larger --gpu" + subject.remedy;
@@ -63,7 +63,7 @@ std::string token_remedy(const GpuPreset& gpu, std::uint64_t budget_bytes,
 
 // The GPU memory that is left beside the activations.
 std::uint64_t device_budget(const GpuPreset& gpu, const PlanSubject& subject,
-                            const ModelSpec& model, const PlanOptions& options) {
+                            const ModelOfTokens& model_of, const PlanOptions& options) {
   const std::uint64_t beside_bytes = subject.activation_bytes + kGpuContextBytes;
   if (beside_bytes < gpu.memory_bytes) return gpu.memory_bytes - beside_bytes;
   const PlanRequest& request = subject.request;
@@ -74,7 +74,7 @@ std::uint64_t device_budget(const GpuPreset& gpu, const PlanSubject& subject,
                   "has {}; {}{}",
                   subject.tokens / request.micro_batches, format_bytes(subject.activation_bytes),
                   format_bytes(kGpuContextBytes), gpu.name, format_bytes(gpu.memory_bytes),
-                  token_remedy(gpu, 0, subject, model, options,
+                  token_remedy(gpu, subject, model_of, options,
                                is_kept ? "--set activations=recompute" : "a larger --gpu"),
                   options.tokens ? ""
                                  : fmt::format(" (without --tokens, a step has {:.0f}: that many "
@@ -115,11 +115,11 @@ Error in_words_of_a_plan(const Error& error) {
 }
 
 // Settles the budgets that are not given.
-void settle(PlanSubject& subject, const ModelSpec& model, const PlanOptions& options,
+void settle(PlanSubject& subject, const ModelOfTokens& model_of, const PlanOptions& options,
             Config& engine) {
   if (!options.gpu.empty()) {
     const GpuPreset& gpu = gpu_preset(options.gpu);
-    const std::uint64_t budget_bytes = device_budget(gpu, subject, model, options);
+    const std::uint64_t budget_bytes = device_budget(gpu, subject, model_of, options);
     if (engine.memory.device_bytes.value_or(0) > budget_bytes)
       throw Error(
           ErrorCode::kOutOfMemory,
@@ -134,9 +134,10 @@ void settle(PlanSubject& subject, const ModelSpec& model, const PlanOptions& opt
       engine.memory.device_bytes = budget_bytes;
       subject.origin_of_device_bytes = fmt::format(
           "memory.device is what a {} leaves beside the driver and the activations of {:.0f} "
-          "tokens: {}",
-          gpu.name, subject.tokens / subject.request.micro_batches,
-          token_remedy(gpu, budget_bytes, subject, model, options, "a larger --gpu"));
+          "tokens",
+          gpu.name, subject.tokens / subject.request.micro_batches);
+      subject.remedy_of_device_bytes =
+          ": " + token_remedy(gpu, subject, model_of, options, "a larger --gpu");
     }
   }
   if (!options.host_memory.empty()) {
@@ -260,7 +261,12 @@ PlanSubject subject_of(const PlanOptions& options, const ConfigDocument& documen
   request.config = config.engine;
   request.micro_batches = config.micro_batches;
   settle_nodes(options, subject.sharing_ranks, request.config.sharding);
-  settle(subject, model.spec, options, request.config);
+  const auto model_of = [&](double tokens) {
+    PlanOptions other = options;
+    other.tokens = tokens;
+    return plan_model(config, other, subject.is_on_host);
+  };
+  settle(subject, model_of, options, request.config);
   for (const UnitSpec& unit : model.spec.units) {
     for (const TensorSpec& tensor : unit.tensors)
       subject.parameters += static_cast<double>(tensor.element_count());

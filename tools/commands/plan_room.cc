@@ -14,7 +14,6 @@
 #include "engine/plan/sharding.h"
 #include "engine/plan/striping.h"
 #include "io/direct_file.h"
-#include "tools/commands/plan_model.h"
 #include "tools/gpt/train/run_memory.h"
 
 namespace sluice {
@@ -91,30 +90,32 @@ std::string obstacle_elsewhere(const PlanSubject& subject, const Arguments&... a
 
 }  // namespace
 
-std::optional<double> most_tokens(const PlanSubject& subject, const ModelSpec& model,
-                                  std::uint64_t gpu_bytes, std::uint64_t budget_bytes,
+std::optional<double> most_tokens(const PlanSubject& subject, const ModelOfTokens& model_of,
+                                  std::uint64_t gpu_bytes, std::uint64_t sequence,
                                   std::uint32_t ranks) {
   Config config = subject.request.config;
   config.memory.host_bytes = kHostEnough;
-  const ModelSpec valid = validated(model);
-  const Layout layout = plan_layout(config, valid, shard_of(config.sharding, /*rank=*/0, ranks));
   const RunMachine machine{.ranks = ranks, .device_is_host = false};
-  const auto fits = [&](std::uint64_t device_bytes) {
-    config.memory.device_bytes = device_bytes;
+  // The pools may hold activations, too, so that each number of tokens has its own plan.
+  const auto fits = [&](double tokens) {
+    const PlanModel model = model_of(tokens);
+    if (model.activation_bytes >= gpu_bytes) return false;
+    config.memory.device_bytes = gpu_bytes - model.activation_bytes;
+    const ModelSpec valid = validated(model.spec);
+    const Layout layout = plan_layout(config, valid, shard_of(config.sharding, /*rank=*/0, ranks));
     std::string obstacle;
     return try_plan(config, valid, layout, machine, obstacle).has_value();
   };
-  if (subject.activation_bytes >= kPlannedBytesMax || fits(budget_bytes)) return std::nullopt;
-  if (!fits(gpu_bytes)) return 0;
-  std::uint64_t low = budget_bytes, high = gpu_bytes;  // the first does not fit
-  while (high - low > 1_MiB) {
+  if (subject.activation_bytes >= kPlannedBytesMax || fits(subject.tokens)) return std::nullopt;
+  const double micro_batches = subject.request.micro_batches;
+  std::uint64_t low = sequence - 1;  // of a micro-batch; too few for one
+  auto high =
+      std::max(sequence, static_cast<std::uint64_t>(std::ceil(subject.tokens / micro_batches)));
+  while (high - low > 1) {
     const std::uint64_t middle = low + (high - low) / 2;
-    (fits(middle) ? high : low) = middle;
+    (fits(micro_batches * static_cast<double>(middle)) ? low : high) = middle;
   }
-  const std::uint32_t micro_batches = subject.request.micro_batches;
-  const double each =  // of a micro-batch
-      static_cast<double>(subject.activation_bytes) * micro_batches / subject.tokens;
-  return micro_batches * std::floor(static_cast<double>(gpu_bytes - high) / each);
+  return low < sequence ? 0 : micro_batches * static_cast<double>(low);
 }
 
 std::string obstacle_here(const PlanSubject& subject, const PlannedPlacement& planned) {
@@ -128,8 +129,10 @@ void check_room(const PlanSubject& subject, std::vector<PlannedPlacement>& all) 
       planned.obstacle = drive_obstacle(subject, planned.placement.nvme_bytes());
     else if (planned.obstacle.starts_with("memory.device = ") &&
              !subject.origin_of_device_bytes.empty())  // before the list of pools
-      planned.obstacle.insert(in_short(planned.obstacle).size(),
-                              "; " + subject.origin_of_device_bytes);
+      planned.obstacle.insert(
+          in_short(planned.obstacle).size(),
+          fmt::format("; {}{}", subject.origin_of_device_bytes,
+                      &planned == all.data() ? subject.remedy_of_device_bytes : ""));
   }
   for (std::size_t i = 1; i < all.size(); ++i)
     if (all[i].obstacle.empty()) all[i].obstacle = obstacle_elsewhere(subject, all[i].placement);

@@ -4,23 +4,28 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/planner/planner.h"
+#include "tools/commands/plan_model.h"
 #include "tools/commands/plan_subject.h"
 #include "tools/report/plan_matrix.h"
 
 namespace sluice {
 
+// Returns the model of `sluice plan` for so many tokens a step and rank.
+using ModelOfTokens = std::function<PlanModel(double tokens)>;
+
 // Returns the largest number of tokens a step and rank for which a GPU with `gpu_bytes` has room:
 // for their activations, and for the smallest pools on the device. With fewer tokens, activations
-// and pools take no more. `model` is the one of `subject`. Returns 0 if the pools alone do not
-// fit. Returns nothing if `budget_bytes` suffice for the pools, or if the activations are too large
-// to be counted.
-std::optional<double> most_tokens(const PlanSubject& subject, const ModelSpec& model,
-                                  std::uint64_t gpu_bytes, std::uint64_t budget_bytes,
+// and pools take no more. A micro-batch has at least `sequence` tokens, which is at least 1.
+// Returns 0 if these do not fit. Returns nothing if those of `subject` fit, or if their activations
+// are too large to be counted.
+std::optional<double> most_tokens(const PlanSubject& subject, const ModelOfTokens& model_of,
+                                  std::uint64_t gpu_bytes, std::uint64_t sequence,
                                   std::uint32_t ranks);
 
 // Returns the reason why `sluice train` would refuse `planned` on this machine. The result is empty

@@ -23,6 +23,7 @@ struct PlanSubject {
   bool is_of_this_machine = true;
   HostMemory host;
   std::string origin_of_device_bytes;  // where --gpu has given memory.device: in words
+  std::string remedy_of_device_bytes;  // where the config's own placement needs more: ": give ..."
   std::uint64_t activation_bytes = 0;  // the activations that the application keeps
   PlanRates rates;
   // The number of ranks on one host if --nodes is given, and 1 otherwise. The ranks on a host share

@@ -81,6 +81,19 @@ class Machine(CliCase):
         self.assertIn(f"memory.device is what a 4090 leaves beside the driver and the activations of {most + 9} tokens",
                       self.done.stdout.splitlines()[0])
         self.assertLess(obstacle.index("give --tokens"), obstacle.index(":\n"))  # before the list of pools
+        for row in self.plan(*wanted, "--tokens", 1)["placements"][1:]:  # nothing fits beside these, or all does
+            self.assertNotIn("give fewer --tokens", row.get("obstacle", ""))
+
+    def test_the_tokens_that_fit_beside_recomputed_activations(self):
+        wanted = ("--model", "llama-2-7b", "--gpu", "4090", "--host-memory", "64G", "--set", "activations=recompute", "--tokens")
+        found = set()
+        for tokens in (60000, 1000000):  # too many for the pools, and for the GPU without pools
+            done = self.run_sluice("plan", *wanted, tokens, expect=5)
+            found.add(re.search(r"give --tokens ([0-9]+) or fewer", done.stdout + done.stderr)[1])
+        self.assertEqual(len(found), 1, found)
+        most = int(found.pop())
+        self.run_sluice("plan", *wanted, most)
+        self.run_sluice("plan", *wanted, most + 1, expect=5)
 
     def test_half_of_the_machine(self):
         self.assertEqual(set(HALF), set(PUBLISHED))
