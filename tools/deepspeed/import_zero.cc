@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
@@ -20,9 +21,13 @@ std::string tier_of(const std::string& device) {
   return device == "cpu" ? "host" : device;
 }
 
-// "/drive" and "/drive/" are one folder, which storage.paths names once.
+// storage.paths name a folder once. "/drive" and "/drive/" are one folder, also where it is not
+// there, and so are a link and its target.
 bool is_same_folder(const std::filesystem::path& one, const std::filesystem::path& other) {
-  return (one / "").lexically_normal() == (other / "").lexically_normal();
+  namespace fs = std::filesystem;
+  std::error_code none;
+  return fs::equivalent(one, other, none) ||
+         fs::absolute(one / "").lexically_normal() == fs::absolute(other / "").lexically_normal();
 }
 
 // The old flags, where the new section is missing.

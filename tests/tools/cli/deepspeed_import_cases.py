@@ -292,9 +292,12 @@ class DeepspeedFiles(FileWriter):
         self.assertIn("nvme_path", self.refused({**FILE, "zero_optimization": nvme}, "zero_optimization.offload_param.device"))
 
     def test_one_drive_for_both_is_one_path(self):
-        zero = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/drive"},
-                "offload_optimizer": {"device": "nvme", "nvme_path": "/drive/./"}}
-        self.assertEqual(self.report({**FILE, "zero_optimization": zero})["config"]["storage"]["paths"], ["/drive"])
+        os.mkdir(self.path("real"))
+        os.symlink("real", self.path("link"))
+        for one, other in (("/drive", "/drive/./"), ("real", self.path("real")), ("gone", self.path("gone")), ("real", "link")):
+            zero = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": one},
+                    "offload_optimizer": {"device": "nvme", "nvme_path": other}}
+            self.assertEqual(self.report({**FILE, "zero_optimization": zero})["config"]["storage"]["paths"], [one])
 
     def test_hjson_and_base64(self):
         text = """# no braces
