@@ -653,12 +653,21 @@ class Walk:
             self._warn_of_autocast()
         if site.weights is None or not self._reads.is_for_call(site):
             self.lend_together(site.units, self.active)
+        for unit in site.units:
+            if unit.index in self.kept or site.weights is not None:  # lent before
+                self.storages[unit.index].unwatch()
         site.versions = [tensor._version for tensor in site.values]
 
     def lend_for_read(self, site: Site) -> None:
         """The module that runs computes with parameters of `site`. Lends them where there is room."""
         if len(site.units) <= self.leases:
-            self._reads.lend(site)
+            self._reads.read(site)
+
+    def watch_units(self, units: "Sequence[Unit]") -> None:
+        """Parameters of them that are lent, but not for a forward of their own module, may be taken away while a view of them is kept."""
+        for unit in units:
+            if unit.index not in self.gathered and not any(unit is one for running in self._running for one in running.site.units):
+                self.storages[unit.index].watch()
 
     def innermost(self) -> "Optional[Running]":
         """The site whose forward runs, or computes again for backward."""
@@ -683,6 +692,8 @@ class Walk:
             if ended.site is site:
                 if self._reads:
                     self._reads.has_run(ended, site.first_node)
+                if ended.task == -1:
+                    self.watch_units(site.units)
                 if self._running and self._running[-1].has_leases:
                     self._running[-1].inside.append((site.first_node, _next_node()))
                 site.first_node, site.failure_before, site.versions = ended.before

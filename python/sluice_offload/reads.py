@@ -64,7 +64,7 @@ class Weights(dict[str, Any]):
     def _lend(self) -> None:
         reads = self._reads()
         if reads is not None:
-            reads.lend(self.site)
+            reads.read(self.site)
 
     def __reduce__(self) -> Any:
         return dict, (dict(self.items()),)
@@ -100,6 +100,11 @@ class Reads:
         for site in self._walk.units.sites:
             if site.weights is not None:
                 site.weights.is_running = False
+
+    def read(self, site: Site) -> None:
+        """A module reads a weight of `site`, and may keep a view of it."""
+        self.lend(site)
+        self._walk.watch_units(site.units)
 
     def lend(self, site: Site) -> None:
         """A module reads a weight of `site`."""

@@ -124,13 +124,20 @@ class UnitStorage:
 
     def show(self, address: int) -> None:
         self.attach(address)
+        self.unwatch()
+
+    def watch(self) -> None:
+        """No forward of their own module computes with them now: views that others make of them are watched (unlent.py)."""
+        for parameter in self.parameters:
+            parameter.__class__ = UnlentParameter
+
+    def unwatch(self) -> None:
         for parameter in self.parameters:
             parameter.__class__ = nn.Parameter
 
     def hide(self) -> None:
         self.detach()
-        for parameter in self.parameters:
-            parameter.__class__ = UnlentParameter
+        self.watch()
 
     def check(self) -> None:
         """Raises NonFiniteError where an attach since the last check has shown a number that is not finite."""

@@ -5,6 +5,7 @@ A parameter gets this class while its unit is hidden, and torch's own while it i
 parameters that are lent. Tensors that autograd has saved come back to C++ alone, and have no such class.
 """
 
+import copy
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Optional, ParamSpec, TypeVar
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# These ask for no values, as do all that begin with "is_".
+# These ask for no values, as do all that begin with "is_" or "_is_".
 _NO_VALUES = frozenset((
     "__get__", "__set__", "__delete__", "size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset",
     "data_ptr", "get_device", "untyped_storage", "storage", "_typed_storage", "storage_type", "register_hook",
@@ -30,9 +31,14 @@ _NO_VALUES = frozenset((
     "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like",
     "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "result_type", "has_names", "dim_order",
     "_has_compatible_shallow_copy_type"))
-_VIEWS = frozenset(("detach", "t", "transpose", "permute", "view", "view_as", "flatten", "squeeze", "unsqueeze", "expand", "expand_as",
-                    "narrow", "select", "movedim", "swapaxes", "adjoint"))
+# These make views, or copies, as their arguments want.
+_VIEWS = frozenset((
+    "detach", "t", "transpose", "permute", "view", "view_as", "flatten", "squeeze", "unsqueeze", "expand", "expand_as", "narrow",
+    "select", "movedim", "moveaxis", "swapaxes", "swapdims", "adjoint", "reshape", "reshape_as", "ravel", "unflatten", "diagonal", "real",
+    "as_strided", "unfold", "broadcast_to", "positive", "atleast_1d", "atleast_2d", "atleast_3d", "__getitem__", "__iter__", "split",
+    "split_with_sizes", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "unbind"))
 _VIEW_ATTRIBUTES = frozenset(("data", "T", "mT", "H", "mH"))
+_LIKE = frozenset(("to", "type_as", "view_as", "expand_as", "reshape_as"))  # ask their second argument for its type or shape alone
 _CONVERSIONS = frozenset(("to", "cpu", "cuda", "type", "float", "half", "bfloat16", "double", "contiguous"))
 
 
@@ -41,6 +47,7 @@ class _Place:
 
     def __init__(self, walk: "Walk", unit: Unit, site: Site, name: str) -> None:
         self.walk, self.unit, self.site, self.name = weakref.ref(walk), unit, site, name
+        self.memory = {storage._cdata for storage in walk.storages[unit.index].places()}
 
     def is_shown(self) -> bool:
         walk = self.walk()
@@ -54,16 +61,20 @@ class _Unlent:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: "tuple[Any, ...]" = (), kwargs: "Optional[dict[str, Any]]" = None) -> Any:
         name = _name_of(func)
-        if name in _NO_VALUES or (name.startswith("is_") and name != "is_nonzero"):
+        if name in _NO_VALUES or (name.startswith(("is_", "_is_")) and name != "is_nonzero"):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return _call(name, func, args, kwargs or {})
 
     def __deepcopy__(self, memo: Any) -> Any:
-        raise NOT_COPIED
+        if _is_guarded(self):
+            raise NOT_COPIED
+        return copy.deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise NOT_COPIED
+        if _is_guarded(self):
+            raise NOT_COPIED
+        return self.__reduce_ex__(protocol)
 
 
 class UnlentParameter(_Unlent, nn.Parameter):
@@ -72,6 +83,18 @@ class UnlentParameter(_Unlent, nn.Parameter):
 
 class _UnlentView(_Unlent, torch.Tensor):
     """A view of one, such as its transpose, which is used later."""
+
+
+def _is_guarded(tensor: Any) -> bool:
+    """Not if it was given memory of its own, such as by `p.data = values` behind close(): it is torch's again from then on."""
+    place = getattr(tensor, "_sluice_place", None)
+    if place is None and not isinstance(tensor, UnlentParameter):
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        if place is not None and tensor.untyped_storage()._cdata in place.memory:
+            return True
+        tensor.__class__, tensor._sluice_place = nn.Parameter, None
+        return False
 
 
 def without_values(call: "Callable[_P, _R]") -> "Callable[_P, _R]":
@@ -107,19 +130,39 @@ def _name_of(func: Any) -> str:
 def _call(name: str, func: Any, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         first = args[0] if args else next(iter(kwargs.values()))
-        if name in _VIEWS and isinstance(first, _Unlent):
-            view = func(*args, **kwargs).as_subclass(_UnlentView)
-            view._sluice_place = first._sluice_place
-            return view
-        if name in _CONVERSIONS and isinstance(first, UnlentParameter):
+        if name in _VIEWS and isinstance(first, _Unlent) and not (name == "__getitem__" and _is_copied_by(args[1])):
+            found = _watched(func(*args, **kwargs), first)
+            if found is not None:
+                return found
+        if name in _LIKE and not isinstance(first, _Unlent):
+            return func(*args, **kwargs)
+        if name in _CONVERSIONS and isinstance(first, _Unlent):
             probe = first.new_empty(0)
             converted = func(probe, *args[1:], **kwargs)
             if converted is probe or not isinstance(converted, torch.Tensor):
                 return first if converted is probe else converted
         target = first if name.endswith("_") and not name.endswith("__") or name == "__setitem__" else kwargs.get("out")
-        places = [x._sluice_place for x in tree_leaves((args, kwargs)) if hasattr(x, "_sluice_place")]
+        places = [x._sluice_place for x in tree_leaves((args, kwargs)) if _is_guarded(x)]
         _ask(name, [place for place in places if not place.is_shown()], isinstance(target, _Unlent))
         return func(*args, **kwargs)
+
+
+def _is_copied_by(index: Any) -> bool:
+    return any(not isinstance(one, (int, slice, type(None), type(...))) for one in (index if isinstance(index, tuple) else (index,)))
+
+
+def _watched(found: Any, of: Any) -> Any:
+    """Views of `of`, as such that are used later; None if they are copies."""
+    if not isinstance(found, torch.Tensor):
+        views = [_watched(one, of) for one in found]
+        if any(view is None for view in views):
+            return None
+        return type(found)(views) if isinstance(found, (list, tuple)) else iter(views)
+    if found.untyped_storage()._cdata != of.untyped_storage()._cdata:
+        return None
+    view = found.as_subclass(_UnlentView)
+    view._sluice_place = of._sluice_place
+    return view
 
 
 def _ask(name: str, places: "list[_Place]", is_written: bool) -> None:
@@ -143,7 +186,12 @@ def _refusal(place: _Place, walk: "Optional[Walk]", name: str, is_written: bool)
     if is_written:
         return (f"{name}() would change {place.name} {where}, where an offloaded model has no values of it; call "
                 "model.load_state_dict() between steps, or change the model before offload()")
+    if walk is None or not walk.engine.is_open:
+        return f"{name}() reads {place.name}, whose optimizer is closed, and its values went with it; take model.state_dict() before that"
     found = f"{name}() reads {place.name} {where}, "
+    if torch._C._current_graph_task_id() != -1:
+        return (f"{name}() reads {place.name} in backward, outside of the forward of a module. Where a checkpoint computes that again, put "
+                "it into a module of its own, and name its class in offload(units=...), or take the checkpoint away")
     if not is_within:
         return (found + "where an offloaded model has no values of it. Read it inside of `with sluice_offload.gathered(model):`, which also "
                 "goes around methods beside forward, or of parts of units; a loss has to be computed in the model's forward")

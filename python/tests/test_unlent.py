@@ -72,6 +72,58 @@ def test_a_forward_has_lent_what_it_reads(readers):
     assert hidden(model.embedding.weight)
 
 
+class Views(Tiny):
+    """Adds a view of a table that it has made before its blocks ran, and that of its head's weight, which fused heads read."""
+    view = None
+
+    def __init__(self):
+        super().__init__(tied=False)
+        self.table = nn.Embedding(12, 32)
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, tokens, labels=None):
+        view, head = self.view(self.table.weight), self.head.weight.t()
+        x = self.embedding(tokens) + self.table(torch.arange(tokens.shape[1]))
+        later = self.table.weight.unsqueeze(0)  # of what is lent for the call above
+        for block in self.blocks:
+            x = block(x)
+        logits = self.norm(x + view + later) @ head
+        return logits if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("view", [
+    lambda w: w[:12], lambda w: w[None, :12], lambda w: w.reshape(1, 12, 32), lambda w: w.unflatten(0, (1, 12)), lambda w: w.split(12)[0],
+    lambda w: torch.stack(list(w.chunk(2))).flatten(0, 1), lambda w: torch.stack(list(w)), lambda w: w.data[:12], lambda w: w[torch.arange(12)],
+    lambda w: w.sum() * 0 + w.view(1, 12, 32)])
+def test_views_are_made_before_other_modules_run(config, view):
+    torch.manual_seed(0)
+    reference = Views()
+    reference.view = view
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=[Block])
+    expected, norms = train(reference, adamw(reference, config), 2, clip_norm=1.0)
+    actual, our_norms = train(model, optimizer, 2)
+    assert worst(actual, expected) <= 2e-6 and worst(our_norms, norms) <= 2e-5
+    with torch.no_grad():
+        assert torch.equal(model(*batch(9)[:1]).argmax(-1), reference(*batch(9)[:1]).argmax(-1))
+    optimizer.close()
+
+
+def test_a_parameter_with_memory_of_its_own_is_torchs(config):
+    model = tiny(tied=False)
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = sluice.offload(model, config, units=[Block])
+    optimizer.close()
+    with pytest.raises(sluice.ArgumentError, match=r"sum\(\) reads norm.weight, whose optimizer is closed, and its values went with it"):
+        model.norm.weight.sum()
+    for name, p in model.named_parameters():
+        p.data = values[name]
+    assert model.norm.weight.sum() == 32 and type(model.norm.weight) is nn.Parameter
+    assert torch.equal(copy.deepcopy(model.head.weight), values["head.weight"]) and type(model.head.weight) is nn.Parameter
+
+
 @pytest.fixture
 def pair(config):
     model = tiny(tied=False)
@@ -109,6 +161,8 @@ def test_what_needs_no_values_is_answered(pair):
     assert weight.to("cpu") is weight.float() is weight.contiguous() is weight.to(torch.float32) is weight.requires_grad_() is weight
     for made in (torch.zeros_like(weight), weight.new_zeros(32), torch.empty_like(weight).fill_(0)):
         assert type(made) in (torch.Tensor, nn.Parameter) and not made.any()
+    plain = torch.zeros(32, dtype=torch.float64)
+    assert plain.to(weight).dtype == plain.type_as(weight).dtype == torch.float32 and plain.view_as(weight).shape == plain.expand_as(weight).shape == (32,)
     assert "nan" in repr(weight) and {weight: 1}[weight] == 1 and any(weight is one for one in model.parameters())
 
 
