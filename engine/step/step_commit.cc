@@ -88,6 +88,8 @@ StepLoop::Committed StepLoop::committed() {
 void StepLoop::lend_buffers() {
   scheduler_.run([this] { pass_.catch_up(); });
   drain();
+  // The lanes of an abandoned or skipped step may still read ahead, into these buffers.
+  failure_.await([this] { return pass_.idle(); });
   counts_.pause();
   scheduler_.run([this] { slots_.drop_kept(); });
 }

@@ -83,7 +83,8 @@ struct Reads {
   // Guarded by mutex.
   std::mutex mutex;
   std::vector<Place> places;
-  bool holds = false;  // whether new requests are held back
+  bool holds = false;                // whether new requests are held back
+  std::uint64_t held_bytes_min = 0;  // shorter requests are not held back
   std::vector<IoRequest*> held;
 };
 
@@ -92,18 +93,19 @@ class WatchedReads final : public IoQueue {
   WatchedReads(std::unique_ptr<IoQueue> queue, Reads& reads)
       : queue_(std::move(queue)), reads_(reads) {}
   void submit(std::span<IoRequest* const> requests) override {
+    std::vector<IoRequest*> passed;
     {
       const std::scoped_lock lock(reads_.mutex);
       for (const IoRequest* request : requests) {
         if (request->kind == IoKind::kRead)
           reads_.places.push_back({request->descriptor, request->offset_bytes});
       }
-      if (reads_.holds) {
-        reads_.held.insert(reads_.held.end(), requests.begin(), requests.end());
-        return;
+      for (IoRequest* const request : requests) {
+        const bool is_held = reads_.holds && request->length_bytes >= reads_.held_bytes_min;
+        (is_held ? reads_.held : passed).push_back(request);
       }
     }
-    queue_->submit(requests);
+    if (!passed.empty()) queue_->submit(passed);
   }
   void release() {
     std::vector<IoRequest*> held;

@@ -166,6 +166,39 @@ TEST_F(StateReadsTest, AnInferenceWaitsForReadsAhead) {
   expect_values(engine.tensors()[1], StateKind::kExpAvg, 0, engine.tensors()[1].element_count);
 }
 
+// The lanes of an abandoned step may still read ahead. Their memory is what a read of the state
+// uses.
+TEST_F(StateReadsTest, AReadWaitsForLanesOfAnAbandonedStep) {
+  Engine& engine = make(2);
+  Formula formula;
+  engine.restore(formula);
+  const auto set_holds = [this](bool holds) {
+    const std::scoped_lock lock(reads_.mutex);
+    reads_.held_bytes_min = kBlockElements * 4;  // reads of optimizer state, and not of parameters
+    reads_.holds = holds;
+  };
+  const auto held_count = [this] {
+    const std::scoped_lock lock(reads_.mutex);
+    return reads_.held.size();
+  };
+  set_holds(true);
+  {
+    const Step step = engine.begin_step({.learning_rate = 1e-2});
+    while (held_count() < 2) std::this_thread::yield();
+  }
+  set_holds(false);  // but what is held stays so
+  std::jthread releasing([this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    queue_->release();
+  });
+  expect_values(engine.tensors()[3], StateKind::kMaster, 0, 100);
+  EXPECT_EQ(held_count(), 0U);
+  releasing.join();
+  queue_->wait_idle();
+  expect_values(engine.tensors()[3], StateKind::kMaster, 0, 100);  // from the lane's memory
+  engine.drain();                                                  // nothing has failed
+}
+
 // Inference uses the parameter slots, so what lay there is gone.
 TEST_F(StateReadsTest, AnInferenceInBetweenChangesNothing) {
   Engine& engine = make(2);
