@@ -26,7 +26,7 @@ _R = TypeVar("_R")
 # These ask for no values, as do all that begin with "is_" or "_is_".
 _NO_VALUES = frozenset((
     "__get__", "__set__", "__delete__", "size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset",
-    "data_ptr", "get_device", "untyped_storage", "storage", "_typed_storage", "storage_type", "register_hook",
+    "get_device", "untyped_storage", "storage", "_typed_storage", "storage_type", "register_hook",
     "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "__repr__", "__format__", "__len__", "__hash__", "__dir__",
     "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like",
     "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "result_type", "has_names", "dim_order",
@@ -134,6 +134,11 @@ def _call(name: str, func: Any, args: "tuple[Any, ...]", kwargs: "dict[str, Any]
             found = _watched(func(*args, **kwargs), first)
             if found is not None:
                 return found
+        if name == "data_ptr":  # of a kernel that is called by addresses, in a forward; elsewhere of a program that looks what is the same
+            walk = first._sluice_place.walk() if _is_guarded(first) else None
+            if walk is not None and walk.depth > 0:
+                walk.lend_for_read(first._sluice_place.site)
+            return func(*args, **kwargs)
         if name in _LIKE and not isinstance(first, _Unlent):
             return func(*args, **kwargs)
         if name in _CONVERSIONS and isinstance(first, _Unlent):
