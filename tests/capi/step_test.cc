@@ -215,9 +215,16 @@ TEST_F(CApi, AHandleStaysWhileAThreadIsInACallOfIt) {
       const sluice_update made = adam_update(weight.data(), gradient.data(), step);
       ASSERT_EQ(sluice_optimizer_begin(optimizer, &made, 1), SLUICE_OK) << sluice_last_error();
     }
-    waiting = std::async(std::launch::async, [&] { return sluice_optimizer_wait_all(optimizer); });
+    waiting = std::async(std::launch::async, [&] {
+      sluice_status status = SLUICE_OK;
+      do {  // refused as long as it meets a call of the loop below
+        status = sluice_optimizer_wait_all(optimizer);
+      } while (status == SLUICE_INVALID_ARGUMENT);
+      return status;
+    });
     sluice_optimizer_report report{};
-    while (sluice_optimizer_describe(optimizer, &report) == SLUICE_OK) std::this_thread::yield();
+    while (sluice_optimizer_describe(optimizer, &report) == SLUICE_OK)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     sluice_optimizer_destroy(optimizer);
   }
   EXPECT_EQ(waiting.get(), SLUICE_OK);
