@@ -223,8 +223,9 @@ TEST_F(CApi, AHandleStaysWhileAThreadIsInACallOfIt) {
       return status;
     });
     sluice_optimizer_report report{};
-    while (sluice_optimizer_describe(optimizer, &report) == SLUICE_OK)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (waiting.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready &&
+           sluice_optimizer_describe(optimizer, &report) == SLUICE_OK) {
+    }
     sluice_optimizer_destroy(optimizer);
   }
   EXPECT_EQ(waiting.get(), SLUICE_OK);
