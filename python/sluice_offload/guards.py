@@ -3,6 +3,7 @@ work, or is refused with a message, instead of quietly doing nothing."""
 
 import functools
 import gc
+import os
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional
 
@@ -256,13 +257,14 @@ class _GuardedApply:
 
     def __call__(self, fn: Any, recurse: bool = True) -> Any:
         for dtype in self._dtypes:
-            probe = torch.empty(0, dtype=dtype, device=self._device)
+            probe = torch.tensor(list(os.urandom(8)), dtype=torch.uint8).to(dtype).to(self._device)
             moved = fn(probe)
             if moved.dtype != probe.dtype or moved.device != probe.device:
                 where = "the CPU" if self._device.type == "cpu" else self._device
                 raise ArgumentError(f"the parameters of an offloaded model are the engine's, of {dtype} on {where}; convert or move "
                                     f"the model (to {moved.dtype}, {moved.device}) before offload(), or give offload() device=")
-            if moved is not probe or moved.is_shared() and moved.device.type == "cpu":
+            is_anew = moved is not probe and not torch.equal(moved.view(torch.uint8), probe.view(torch.uint8))  # "cpu:0" copies what is on "cpu"
+            if is_anew or moved.is_shared() and moved.device.type == "cpu":
                 raise ArgumentError("the parameters of an offloaded model are the engine's, in memory that is not the model's to make anew "
                                     "or to share with processes: call share_memory() or to_empty() before offload()")
         return self._module()
