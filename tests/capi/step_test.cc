@@ -200,14 +200,15 @@ TEST_F(CApiAnnounce, AnAcquireThatPollsGetsALease) {
 // The thread cannot return while reads are held, so the first destroy must neither free nor wait.
 TEST_F(CApi, AHandleStaysWhileAThreadIsInACallOfIt) {
   const std::string text = R"({"placement": {"optimizer": "nvme"}, "memory": {"host": "4MiB"},
-                               "storage": {"backend": "threads", "paths": [")" +
+                               "storage": {"backend": "threads", "block_elements": 4096, "paths": [")" +
                            directory_.path() + R"("]}})";
-  const sluice_optimizer_tensor tensor{"weight", 1000, SLUICE_FP32, 0};
+  const std::uint64_t elements = 1'000'000;  // whose state is more than the host's memory keeps
+  const sluice_optimizer_tensor tensor{"weight", elements, SLUICE_FP32, 0};
   sluice_optimizer* optimizer = nullptr;
   ASSERT_EQ(sluice_optimizer_create(text.c_str(), &tensor, 1, &optimizer), SLUICE_OK)
       << sluice_last_error();
-  std::vector<float> weight(1000, 1.0f);
-  const std::vector<float> gradient(1000, 0.5f);
+  std::vector<float> weight(elements, 1.0f);
+  const std::vector<float> gradient(elements, 0.5f);
   std::future<sluice_status> waiting;
   {
     const HeldReads held;
@@ -226,6 +227,8 @@ TEST_F(CApi, AHandleStaysWhileAThreadIsInACallOfIt) {
     while (waiting.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready &&
            sluice_optimizer_describe(optimizer, &report) == SLUICE_OK) {
     }
+    ASSERT_EQ(waiting.wait_for(std::chrono::seconds(0)), std::future_status::timeout)
+        << "the thread is in its call";
     sluice_optimizer_destroy(optimizer);
   }
   EXPECT_EQ(waiting.get(), SLUICE_OK);
