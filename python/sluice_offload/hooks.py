@@ -666,7 +666,7 @@ class Walk:
     def watch_units(self, units: "Sequence[Unit]") -> None:
         """Parameters of them that are lent, but not for a forward of their own module, may be taken away while a view of them is kept."""
         for unit in units:
-            if unit.index not in self.gathered and not any(unit is one for running in self._running for one in running.site.units):
+            if not any(unit is one for running in self._running for one in running.site.units):
                 self.storages[unit.index].watch()
 
     def innermost(self) -> "Optional[Running]":
@@ -692,8 +692,6 @@ class Walk:
             if ended.site is site:
                 if self._reads:
                     self._reads.has_run(ended, site.first_node)
-                if ended.task == -1:
-                    self.watch_units(site.units)
                 if self._running and self._running[-1].has_leases:
                     self._running[-1].inside.append((site.first_node, _next_node()))
                 site.first_node, site.failure_before, site.versions = ended.before

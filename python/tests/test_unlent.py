@@ -73,13 +73,19 @@ def test_a_forward_has_lent_what_it_reads(readers):
     assert hidden(model.embedding.weight)
 
 
+class Head(nn.Linear):
+    def forward(self, x):
+        assert type(self.weight) is nn.Parameter  # nothing stands between torch and a module's own
+        return super().forward(x)
+
+
 class Views(Tiny):
     """Adds a view of a table that it has made before its blocks ran, and that of its head's weight, which fused heads read."""
     view = None
 
     def __init__(self):
         super().__init__(tied=False)
-        self.table = nn.Embedding(12, 32)
+        self.table, self.head = nn.Embedding(12, 32), Head(32, 61, bias=False)
 
     def get_output_embeddings(self):
         return self.head
@@ -87,10 +93,13 @@ class Views(Tiny):
     def forward(self, tokens, labels=None):
         view, head = self.view(self.table.weight), self.head.weight.t()
         x = self.embedding(tokens) + self.table(torch.arange(tokens.shape[1]))
-        later = self.table.weight.unsqueeze(0)  # of what is lent for the call above
+        self.table.weight.sum()
+        later = self.table.weight.unsqueeze(0)  # of what is lent for that sum
         for block in self.blocks:
             x = block(x)
-        logits = self.norm(x + view + later) @ head
+        logits = self.norm(later + x + view) @ head
+        assert self.head.weight.dtype == torch.float32  # has it lent for the call
+        logits = logits + self.head(x)
         return logits if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
@@ -104,11 +113,14 @@ def test_views_are_made_before_other_modules_run(config, view):
     reference.view = view
     model = copy.deepcopy(reference)
     optimizer = sluice.offload(model, config, units=[Block])
-    expected, norms = train(reference, adamw(reference, config), 2, clip_norm=1.0)
-    actual, our_norms = train(model, optimizer, 2)
+    expected, norms = train(reference, adamw(reference, config), 2, clip_norm=1.0, micro_batches=2)
+    actual, our_norms = train(model, optimizer, 2, micro_batches=2)
     assert worst(actual, expected) <= 2e-6 and worst(our_norms, norms) <= 2e-5
     with torch.no_grad():
         assert torch.equal(model(*batch(9)[:1]).argmax(-1), reference(*batch(9)[:1]).argmax(-1))
+        with sluice.gathered(model):
+            model(*batch(9)[:1])
+            assert all(type(p) is nn.Parameter for p in model.parameters())
     optimizer.close()
 
 
@@ -156,6 +168,7 @@ def test_what_needs_no_values_is_answered(pair):
     model, _ = pair
     weight = model.blocks[1].norm.weight
     assert isinstance(weight, nn.Parameter) and isinstance(weight, torch.Tensor) and weight.is_leaf and weight.is_contiguous()
+    assert weight.data_ptr() == weight.detach().data_ptr() != 0
     assert (weight.dtype, weight.device, weight.shape, weight.requires_grad) == (torch.float32, torch.device("cpu"), (32,), True)
     assert (weight.numel(), weight.dim(), len(weight), weight.size(0), weight.element_size(), weight.nbytes) == (32, 1, 32, 32, 4, 128)
     assert weight.is_floating_point() and torch.is_tensor(weight) and weight.type() == "torch.FloatTensor" and weight.grad is None

@@ -204,6 +204,17 @@ bool holds_in_child(const std::function<bool()>& body) {
   return WIFEXITED(state) && WEXITSTATUS(state) == 0;
 }
 
+bool can_lock_in_child(const std::string& root) {
+  return holds_in_child([&] {
+    try {
+      const CheckpointLock lock(root);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  });
+}
+
 // A run that is refused has the lock, and saves nothing.
 TEST_F(CheckpointFolder, WhatWasMadeForAnUnusedLockGoesWithIt) {
   const std::string parent = directory_.file("parent");
@@ -242,14 +253,7 @@ TEST_F(CheckpointFolder, ALockOfARemovedFileIsNone) {
   for (const char* const removed : {"/.lock", ""}) {
     before_lock = [&] { fs::remove_all(root_ + removed); };
     const CheckpointLock lock(root_);
-    EXPECT_FALSE(holds_in_child([&] {
-      try {
-        const CheckpointLock second(root_);
-        return true;
-      } catch (const Error&) {
-        return false;
-      }
-    })) << removed;
+    EXPECT_FALSE(can_lock_in_child(root_)) << removed;
   }
 }
 
@@ -278,14 +282,7 @@ TEST_F(CheckpointFolder, OneProcessWritesAndClearsWhatAnotherLeft) {
     // Objects of one process share it, also after one of them has ended.
     EXPECT_TRUE(CheckpointLock(root_ + "/../checkpoints").notes().empty());
     EXPECT_EQ(save(2), Names{});
-    EXPECT_FALSE(holds_in_child([&] {
-      try {
-        const CheckpointLock second(root_);
-        return true;
-      } catch (const Error&) {
-        return false;
-      }
-    }));
+    EXPECT_FALSE(can_lock_in_child(root_));
   }
   EXPECT_TRUE(holds_in_child([&] { return CheckpointLock(root_).notes().empty(); }));
   EXPECT_EQ(names(), (Names{"step-000000002", "step-000000001"}));
