@@ -200,7 +200,8 @@ TEST_F(CApiAnnounce, AnAcquireThatPollsGetsALease) {
 // The thread cannot return while reads are held, so the first destroy must neither free nor wait.
 TEST_F(CApi, AHandleStaysWhileAThreadIsInACallOfIt) {
   const std::string text = R"({"placement": {"optimizer": "nvme"}, "memory": {"host": "4MiB"},
-                               "storage": {"backend": "threads", "block_elements": 4096, "paths": [")" +
+                               "storage": {"backend": "threads", "block_elements": 4096,
+                                           "paths": [")" +
                            directory_.path() + R"("]}})";
   const std::uint64_t elements = 1'000'000;  // whose state is more than the host's memory keeps
   const sluice_optimizer_tensor tensor{"weight", elements, SLUICE_FP32, 0};
