@@ -103,20 +103,22 @@ def violations_of(root):
     nested = {name for code in tree.code.values() for name in within.findall(code)}
     header_of = {name: next(iter(headers)) for name, headers in tree.definitions().items()
                  if len(headers) == 1 and everywhere[name] <= 1 and name not in nested}
+    forward = {path: set(FORWARD.findall(code)) for path, code in tree.code.items()}
     found = []
     for path, code in sorted(tree.code.items()):
         if not path.endswith((".h", ".cc")):
             continue
         seen = tree.closure(path)
-        declared = {name for include in seen if include in tree.code for name in FORWARD.findall(tree.code[include])}
+        declared = set().union(*(forward[include] for include in seen if include in forward))
         for place, line in enumerate(code.split("\n"), 1):
             if line.startswith(("#include", "TEST")):
                 continue
             for name in set(re.findall(r"\b[A-Zk]\w+", line)):
                 header = header_of.get(name)
-                foreign = re.search(rf"(\.|->|\b(?!sluice)\w+::){name}\b", line)
-                if header and header not in seen and name not in declared and not foreign:
-                    found.append((path, place, name, header))
+                if header and header not in seen and name not in declared:
+                    foreign = re.search(rf"(\.|->|\b(?!sluice)\w+::){name}\b", line)
+                    if not foreign:
+                        found.append((path, place, name, header))
             for name in set(re.findall(r"\bstd::(\w+)", line)):
                 header = HEADER_OF.get(name)
                 if header and header not in seen:

@@ -1,11 +1,12 @@
 # Writes a CTest file with one case for each suite of a GoogleTest program. Run after the program has been linked:
-#   cmake -DPROGRAM=FILE -DNAME=PREFIX -DOUTPUT=FILE -DPROPERTIES=LIST -DTIMEOUT=S [-DPIECE=N] [-DPART=M] [-DONCE=ON]
-#         [-DWITHOUT=FILTER] [-DEMULATOR=COMMAND] -P list_suites.cmake
+#   cmake -DPROGRAM=FILE -DNAME=PREFIX -DOUTPUT=FILE -DPROPERTIES=LIST -DTIMEOUT=S [-DPIECE=N] [-DONCE=SHARED|WHOLE]
+#         [-DSANITIZE=ON] [-DWITHOUT=FILTER] [-DEMULATOR=COMMAND] -P list_suites.cmake
 # A case of one test may take S seconds, and two minutes more for each further test. With PIECE, a suite of more tests becomes
-# several cases of at most N tests each; GoogleTest deals the tests out to them in turn. With PART, one in M of these cases of a
-# suite with parameters keeps its label, and the others have the label "more". With ONCE, suites without parameters have the label
-# "sanitized". The tests that WITHOUT names do not run. EMULATOR
-# runs programs of another processor.
+# several cases of at most N tests each; GoogleTest deals the tests out to them in turn. With ONCE, the build of sanitizers
+# (SANITIZE) and the release build divide the cases between them. With SHARED, three in four of the cases of a suite with
+# parameters are left to the release build, if there are three or more; there they keep their label, and under sanitizers they
+# have the label "more". All others are left to sanitizers, and have the label "sanitized" beside their own in other builds. The
+# tests that WITHOUT names do not run. EMULATOR runs programs of another processor.
 set(without "")
 if(WITHOUT)
   set(without "-${WITHOUT}")
@@ -46,17 +47,14 @@ macro(add_suite suite count)
       set(shard "ENVIRONMENT_MODIFICATION [==[GTEST_TOTAL_SHARDS=set:${pieces};GTEST_SHARD_INDEX=set:${index}]==]")
     endif()
     set(own "${PROPERTIES}")
-    set(label "")
-    if(PART AND "${suite}" MATCHES "/")
-      math(EXPR kept "(${pieces} + ${PART} - 1) / ${PART}")
-      if(piece GREATER kept)
-        set(label more)
-      endif()
-    elseif(ONCE AND NOT "${suite}" MATCHES "/")
-      set(label sanitized)
+    set(kept ${pieces})
+    if("${ONCE}" STREQUAL "SHARED" AND "${suite}" MATCHES "/" AND pieces GREATER 2)
+      math(EXPR kept "(${pieces} + 3) / 4")
     endif()
-    if(label)
-      string(REGEX REPLACE "LABELS\\]==\\] \\[==\\[[a-z]+" "LABELS]==] [==[${label}" own "${own}")
+    if(SANITIZE AND piece GREATER kept)
+      string(REGEX REPLACE "LABELS\\]==\\] \\[==\\[[a-z]+" "LABELS]==] [==[more" own "${own}")
+    elseif(ONCE AND NOT SANITIZE AND NOT piece GREATER kept)
+      string(REGEX REPLACE "LABELS\\]==\\] \\[==\\[[a-z]+" "\\0;sanitized" own "${own}")
     endif()
     string(APPEND text "add_test([=[${name}]=]${emulator} [=[${PROGRAM}]=] [=[--gtest_filter=${suite}.*${without}]=])\n"
                        "set_tests_properties([=[${name}]=] PROPERTIES ${own} TIMEOUT ${seconds} ${shard})\n")

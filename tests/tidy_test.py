@@ -5,6 +5,7 @@
     tests/tidy_test.py --self-test   plants one violation of each rule in a small tree and expects it to be reported
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -201,6 +202,7 @@ def check_lengths(tree):
                 tree.report("function-length", path, begin, f"{end - begin + 1} lines; {FUNCTION_LINES_MAX} are allowed")
 
 
+@functools.cache
 def blanked(text):
     """The text with comments, literals and preprocessor lines made blank; lines stay where they are."""
     pattern = re.compile(
@@ -212,10 +214,10 @@ def blanked(text):
 def between(code, begin, opening, closing):
     """Where the bracket at `begin` is closed."""
     depth = 0
-    for place in range(begin, len(code)):
-        depth += (code[place] == opening) - (code[place] == closing)
+    for match in re.compile(f"[{re.escape(opening + closing)}]").finditer(code, begin):
+        depth += 1 if match[0] == opening else -1
         if depth == 0:
-            return place
+            return match.start()
     return len(code)
 
 
@@ -254,7 +256,7 @@ def private_functions(text):
                 statement = ""
             else:
                 statement += body[place]
-                access = re.search(r"\b(public|protected|private)\s*:$", statement)
+                access = body[place] == ":" and re.search(r"\b(public|protected|private)\s*:$", statement)
                 if access and body[place + 1:place + 2] != ":":
                     is_private, statement = access[1] == "private", ""
             place += 1
@@ -274,20 +276,20 @@ def functions(text):
     """(first line, last line) of every function: a brace outside of functions whose statement has a parameter list."""
     code = blanked(text)
     scopes = []  # for each open brace: the first line of the function that it opens, or 0
-    in_function, statement, line = False, "", 1
-    for character in code:
-        if character == "{":
+    in_function, line = False, 1
+    for match in re.finditer(r"([^{};]*)([{};])", code):
+        statement, end = match.groups()
+        line += statement.count("\n")
+        if end == "{":
             is_function = not in_function and "(" in statement and not re.match(r"\s*(namespace|enum)\b", statement)
             first = line - statement.lstrip().count("\n")
             scopes.append(first if is_function else 0)
             in_function = in_function or is_function
-        elif character == "}" and scopes:
+        elif end == "}" and scopes:
             first = scopes.pop()
             if first:
                 in_function = False
                 yield first, line
-        statement = "" if character in "{};" else statement + character
-        line += character == "\n"
 
 
 def check_headers(tree):

@@ -10,8 +10,8 @@
 #   --jobs N    parallel compile jobs (default: the processors); twice as many tests run side by side, since they often
 #               wait for drives, messages and deadlines
 # Parts of --slow, each of which is to end within 80 minutes on two cores:
-#   sanitizers  what is left to --slow under AddressSanitizer: three in four pieces of long suites, programs of tests/tools,
-#               and examples built against the installed package
+#   sanitizers  what is left to --slow under AddressSanitizer: three in four pieces of long suites, the command and the
+#               programs of tests/tools, and examples built against the installed package
 #   threads     all tests of processors, files and suites under ThreadSanitizer
 #   cases       the tests of the release build, with 50 times the cases of the randomized ones
 #   long        the tests labelled slow, and the suites that the release build leaves to the sanitizers, with as many cases
@@ -161,10 +161,16 @@ run() {
   return "$status"
 }
 
-# Test suites with labels that match REGEX, in whichever pieces: suites PRESET REGEX
-suites() {
-  ctest --test-dir "build/$1" --show-only --label-regex "$2" |
-    sed -n 's/^ *Test *#[0-9]*: //; T; s/[.][0-9]*_of_[0-9]*$//; p' | sort -u
+# Entries whose labels match REGEX, and none of them NOT: entries PRESET REGEX [NOT]
+entries() {
+  ctest --test-dir "build/$1" --show-only --label-regex "$2" ${3:+--label-exclude "$3"} | sed -n 's/^ *Test *#[0-9]*: //p' | sort
+}
+
+# Entries that each of the two builds leaves to the other, which does not run them.
+lost_entries() {
+  comm -23 <(entries release '^sanitized$') <(entries asan '^(cpu|io)$')
+  comm -23 <(sort build/release/tests/left_out.txt) <(entries asan '^(cpu|io)$' | sed 's/[.].*//' | sort -u)
+  comm -23 <(entries asan '^more$') <(entries release . '^(slow|sanitized)$')
 }
 
 # GCC's leak checker crashes on the thread-local storage of libraries that are opened at run time, such as oneDNN, unless it
@@ -202,8 +208,8 @@ test_torch() {
   say "testing the package for PyTorch with tensors on a stand-in for a GPU"
   (cd python/tests && export SLUICE_LIBRARY=$fake SLUICE_TEST_FAKE_GPU=1 &&
     "$environment/bin/python" -B -m pytest -q -p no:cacheprovider test_cuda.py test_cuda_offload.py &&
-    "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p fake_gpu -m "not slow" test_training.py test_traps.py test_announced.py \
-      test_resume.py test_mixed_types.py test_opaque.py)
+    "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p fake_gpu -m "not slow" test_announced.py test_resume.py test_mixed_types.py \
+      test_opaque.py)
 }
 
 # transformers, accelerate, lightning and peft with that wheel; one that is missing is a failure.
@@ -232,9 +238,9 @@ test_frameworks() {
     "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA frameworks)
   local fake=$PWD/build/release/tests/capi/libsluice_fake_gpu.so
   if [[ -e $fake ]]; then
-    say "testing Lightning and transformers with tensors on a stand-in for a GPU"
+    say "testing training, traps, Lightning and transformers with tensors on a stand-in for a GPU"
     (cd python/tests && SLUICE_LIBRARY=$fake SLUICE_TEST_FAKE_GPU=1 HF_HUB_OFFLINE=1 "$environment/bin/python" -B -m pytest -q \
-      -p no:cacheprovider -p no:warnings -p fake_gpu frameworks/test_lightning.py frameworks/test_transformers.py)
+      -p no:cacheprovider -p no:warnings -m "not slow" -p fake_gpu test_training.py test_traps.py frameworks/test_lightning.py frameworks/test_transformers.py)
   fi
   say "taking the cures of traps out of the package for PyTorch"
   SLUICE_LIBRARY=$PWD/build/release/capi/libsluice.so "$environment/bin/python" -B python/tests/cures.py
@@ -269,11 +275,11 @@ test_engine() {
   run release --label-regex '^(io|sanitized)$' --tests-regex "^($engine_tests)_test[.]"
 }
 
-# A build that is there is made anew as far as sources have changed since.
-build_release() { build release "${cuda[@]}"; }
+# A build that is there is made anew as far as sources have changed since. The parts run all tests of this build.
+build_release() { build release "${cuda[@]}" -DSLUICE_TEST_LEFT_OUT="${1:-OFF}"; }
 
 part_sanitizers() {
-  build asan
+  build asan -DSLUICE_TOOLS=ON
   run asan --tests-regex '^package[.]' --label-regex '^command$'
   cmake --build build/asan --parallel "$jobs" --target sluice_more_tests
   run_asan --label-regex '^more$'
@@ -395,16 +401,16 @@ if [[ ${#chosen[@]} -gt 0 ]]; then
   exit 0
 fi
 
-build_release
-begin asan build_last asan
+build_release ON
+begin asan build_last asan -DSLUICE_TOOLS=OFF
 # A failure does not hide another beside it: each is told before the end.
 status=0
 run release --label-exclude '^(slow|sanitized)$' || status=1
 await asan || status=1
 [[ $status == 0 ]] || exit "$status"
-lost=$(comm -23 <(suites release '^sanitized$') <(suites asan '^(cpu|io)$'))
+lost=$(lost_entries)
 if [[ -n $lost ]]; then
-  printf 'tools/test.sh: no build runs these, since the release build leaves them to the sanitizers:\n%s\n' "$lost" >&2
+  printf 'tools/test.sh: no build runs these, since each leaves them to the other:\n%s\n' "$lost" >&2
   exit 1
 fi
 begin torch test_torch

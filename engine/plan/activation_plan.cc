@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -81,7 +81,15 @@ class ActivationPlanner {
 
  private:
   struct Place {
+    std::uint32_t next_access = kNoUse;
     std::uint32_t last_access = 0;
+    std::uint32_t index = 0;
+
+    // The better one to give away comes first: needed last, else used longest ago.
+    bool operator<(const Place& other) const {
+      if (next_access != other.next_access) return next_access > other.next_access;
+      return last_access < other.last_access;
+    }
   };
 
   void find_last_loads() {
@@ -139,9 +147,9 @@ class ActivationPlanner {
     if (place == kNoUse) {
       place = choose(index);
       if (place == places_.size()) {
-        places_.emplace_back();
+        places_.push_back(by_use_.end());
       } else {
-        access.evicted = places_[place].last_access;
+        access.evicted = places_[place]->last_access;
         place_of_[plan_.accesses[*access.evicted].source] = kNoUse;
       }
       place_of_[access.source] = place;
@@ -149,41 +157,39 @@ class ActivationPlanner {
         access.moves = plan_.accesses[access.source].moves = true;
     }
     access.place = place;
-    places_[place].last_access = index;
+    if (places_[place] != by_use_.end()) by_use_.erase(places_[place]);
+    places_[place] =
+        by_use_.insert({.next_access = next_[index], .last_access = index, .index = place}).first;
   }
 
   // A place without useful content; else a new one; else the one whose content is needed last. A
-  // load avoids a place in use until just before: it could not overlap with any computation.
+  // load avoids the place in use until just before: it could not overlap with any computation.
   std::uint32_t choose(std::uint32_t access) const {
     const bool is_load = plan_.accesses[access].action == ActivationAction::kLoad;
-    std::optional<std::uint32_t> best;
-    const auto is_late = [&](std::uint32_t place) {
-      return is_load && places_[place].last_access + held_ == access;
+    const auto is_late = [&](const Place& place) {
+      return is_load && place.last_access + held_ == access;
     };
-    const auto wanted = [&](std::uint32_t place) { return next_[places_[place].last_access]; };
-    for (std::uint32_t place = 0; place < places_.size(); ++place) {
-      if (places_[place].last_access + held_ > access) continue;
-      const auto is_better = [&](std::uint32_t other) {
-        if (is_late(place) != is_late(other)) return is_late(other);
-        if (wanted(place) != wanted(other)) return wanted(place) > wanted(other);
-        return places_[place].last_access < places_[other].last_access;
-      };
-      if (!best || is_better(*best)) best = place;
+    const Place* best = nullptr;
+    for (const Place& place : by_use_) {  // ends soon: few places have recent accesses
+      if (place.last_access + held_ > access) continue;
+      if (best == nullptr || !is_late(place)) best = &place;
+      if (!is_late(place)) break;
     }
     const bool may_add = places_max_ == 0 || places_.size() < places_max_;
-    if (may_add && (!best || wanted(*best) != kNoUse || is_late(*best)))
+    if (may_add && (best == nullptr || best->next_access != kNoUse || is_late(*best)))
       return static_cast<std::uint32_t>(places_.size());
-    SLUICE_CHECK(best.has_value(), "there are as many places as held accesses");
-    return *best;
+    SLUICE_CHECK(best != nullptr, "there are as many places as held accesses");
+    return best->index;
   }
 
   const ModelSpec& model_;
   const std::uint32_t places_max_;
   const std::uint32_t held_;
   ActivationPlan plan_;
-  std::vector<Place> places_;
-  std::vector<std::uint32_t> next_;      // by access
-  std::vector<std::uint32_t> place_of_;  // by saving access
+  std::set<Place> by_use_;
+  std::vector<std::set<Place>::iterator> places_;  // by index
+  std::vector<std::uint32_t> next_;                // by access
+  std::vector<std::uint32_t> place_of_;            // by saving access
 };
 
 }  // namespace

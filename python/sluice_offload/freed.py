@@ -7,8 +7,10 @@ pages back when it is asked to (malloc_trim).
 
 import ctypes as C
 import os
+import time
 
 GROWTH = 64 << 20  # bytes: giving back takes a few milliseconds, and so does taking as much again
+INTERVAL_S = 0.002  # between two looks: each takes 5 us, as long as much of what a small unit costs; no memory grows far in this time
 
 
 def resident() -> int:
@@ -41,6 +43,7 @@ class FreedMemory:
         self._floor = 0      # resident memory at the last time, or less
         self._lowest = -1    # that it ever was; -1: not looked yet
         self._used = 0       # in use at the last time
+        self._due = 0.0      # when to look again
         self._give_back()
 
     def _give_back(self) -> None:
@@ -53,6 +56,12 @@ class FreedMemory:
 
     def look(self) -> None:
         """Gives it back if resident memory has grown by GROWTH since the last time, and as much is free: else it is in use."""
+        time_s = time.monotonic()
+        if time_s >= self._due:
+            self._due = time_s + INTERVAL_S
+            self._look()
+
+    def _look(self) -> None:
         now = resident()
         self._floor, self._lowest = min(self._floor, now), min(self._lowest, now)
         if now > self._floor + GROWTH:
@@ -61,7 +70,7 @@ class FreedMemory:
     def look_closer(self) -> None:
         """Also gives it back if what was in use the last time has been freed since, such as the copies of a state_dict(). Takes a
         millisecond where there is such memory."""
-        self.look()
+        self._look()
         if self._count is not None and self._floor > self._lowest + GROWTH:
             counts = self._count()
             if counts.uordblks + counts.hblkhd + GROWTH <= self._used:

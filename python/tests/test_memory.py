@@ -4,8 +4,10 @@ own, which builds the model on the meta device or in memory."""
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
+from sluice_offload import freed
 
 PROGRAM = pathlib.Path(__file__).parents[1] / "bench" / "memory.py"
 
@@ -39,3 +41,14 @@ def test_freed_memory_goes_back_in_forward_and_behind_copies():
     done = subprocess.run([sys.executable, "-B", str(pathlib.Path(__file__).with_name("freed_memory.py"))], capture_output=True, text=True,
                           check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_resident_memory_is_looked_at_every_two_milliseconds(monkeypatch):
+    memory, looks = freed.FreedMemory(), []
+    monkeypatch.setattr(freed, "resident", lambda: looks.append(now) or 0)
+    monkeypatch.setattr(freed, "time", types.SimpleNamespace(monotonic=lambda: now))
+    for now in (10.0, 10.0005, 10.0019, 10.0021, 10.003, 10.1):
+        memory.look()
+    assert looks == [10.0, 10.0021, 10.1]
+    memory.look_closer()
+    assert looks[3:] == [10.1]

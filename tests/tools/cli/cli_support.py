@@ -63,6 +63,14 @@ def sample_text(word_count):
     return " ".join(words)
 
 
+def some(values, row, count):
+    """`count` of `values`, in turn others for each row of a table. Where tests run more cases (`tools/test.sh --part cases`): all."""
+    values = list(values)
+    if float(os.environ.get("SLUICE_TEST_CASES_SCALE", "1")) > 1 or len(values) <= count:
+        return values
+    return [values[(row * count + i) % len(values)] for i in range(count)]
+
+
 def with_values(config, values):
     """A copy of `config` with {"section.key": value}, {"key": value} and the like put in."""
     config = copy.deepcopy(config)

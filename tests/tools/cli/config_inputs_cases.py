@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 
-from cli_support import ON_NVME, SMALL_CONFIG, CliCase, with_values
+from cli_support import ON_NVME, SMALL_CONFIG, CliCase, some, with_values
 
 # The words of each command beside its outputs.
 COMMANDS = {
@@ -75,8 +75,8 @@ class ConfigInputs(CliCase):
         self.assertEqual([name for name in now if now[name] != self.before[name]], [])
 
     def test_no_output_is_a_file_that_the_config_names(self):
-        for command, option in self.outputs(COMMANDS):
-            for name in ("config.json", "text.txt", "tokenizer.json", "io.json", *self.stored()):
+        for row, (command, option) in enumerate(self.outputs(COMMANDS)):
+            for name in ("config.json", "text.txt", "tokenizer.json", "io.json", *some(self.stored(), row, 3)):
                 with self.subTest(command=command, option=option, input=name):
                     self.refuse(*COMMANDS[command], option, name)
 
@@ -89,8 +89,8 @@ class ConfigInputs(CliCase):
             with open(self.path("deepspeed.json"), "w", encoding="utf-8") as file:
                 json.dump(with_values(content, {"optimizer.params": {**params, **refused}}), file)
             self.before = self.contents()
-            for command, option in self.outputs(OF_DEEPSPEED):
-                for name in ("deepspeed.json", *self.stored()):
+            for row, (command, option) in enumerate(self.outputs(OF_DEEPSPEED)):
+                for name in ("deepspeed.json", *some(self.stored(), row, 3)):
                     with self.subTest(command=command, options=options, option=option, input=name):
                         self.refuse(*OF_DEEPSPEED[command], *options, option, name)
 

@@ -241,7 +241,7 @@ class DeepspeedFiles(FileWriter):
     def test_many_keys_take_no_time_without_end(self):
         begin = time.monotonic()
         self.run_sluice("plan", self.write("{" + ",".join(f"k{i}:1" for i in range(100_000))), expect=2)
-        self.assertLess(time.monotonic() - begin, 20)
+        self.assertLess(time.monotonic() - begin, 200 if cli_support.SANITIZE else 20)
 
     def test_options_beside_what_the_file_says_or_leaves_out(self):
         bare = {"train_batch_size": 2, "zero_optimization": {"stage": 3}}

@@ -2,7 +2,7 @@
 
 import re
 
-from cli_support import CliCase
+from cli_support import CliCase, some
 
 # The other arguments that each command needs. A new command with a numeric option needs a row here.
 COMMANDS = {
@@ -48,7 +48,7 @@ class NumericOptions(CliCase):
                 self.assertIn(command, COMMANDS, "a command with a number needs a row in COMMANDS")
             for option, kind in options:
                 rows += 1
-                for value in BAD[kind]:
+                for value in some(BAD[kind], rows, 3):
                     with self.subTest(f"{command} {option}={value}"):
                         done = self.run_sluice(*command, *COMMANDS[command], f"{option}={value}", expect=2)
                         self.assertIn(option, done.stderr)
