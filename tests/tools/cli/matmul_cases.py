@@ -112,6 +112,21 @@ class Matmul(CliCase):
         said = self.run_sluice("train", "config.json", "--set", "run.matmul=openblas", "--steps", 1).stdout
         self.assertNotIn("matrix products could be", said)
 
+    def test_kernels_for_older_processors_are_said(self):
+        with open("/proc/cpuinfo", encoding="ascii") as file:
+            if "avx2" not in file.read():
+                self.skipTest("this processor is as old")
+        config = self.write_config({"run.matmul": "openblas"})
+        set_environment(self, "OPENBLAS_CORETYPE", "Prescott")
+        said = self.run_sluice("train", config, "--steps", 1).stdout
+        self.assertRegex(said, r"(?m)^OpenBLAS \S+ does not know this processor, which has \S+, and uses old kernels \(Prescott\); set the environment "
+                               "variable OPENBLAS_CORETYPE=(Haswell|SkylakeX) for ")
+        named = re.search("OPENBLAS_CORETYPE=([A-Za-z]+)", said)[1]
+        set_environment(self, "OPENBLAS_CORETYPE", named)
+        said = self.run_sluice("train", config, "--steps", 1, "--json", "run.json").stdout
+        self.assertNotIn("old kernels", said)
+        self.assertEqual(self.read_json("run.json")["matrix_products"]["kernels"], named)
+
     def test_a_library_that_cannot_be_used_is_refused_with_the_reason(self):
         with open(self.path("text.so"), "w", encoding="ascii") as file:
             file.write("no library")

@@ -67,6 +67,22 @@ void require_family(std::string_view wish, KernelFamily family) {
                        library.version(), name_of(library.family()), name_of(processor_family())));
 }
 
+// A release of OpenBLAS takes a processor that is newer than itself for one without AVX2.
+std::string old_kernels(const MatmulChoice& choice, KernelFamily family) {
+  constexpr std::array<std::string_view, 8> kWithoutAvx2 = {
+      "Prescott", "Core2", "Penryn", "Dunnington", "Nehalem", "Sandybridge", "Barcelona", "Bobcat"};
+  const MatrixKernels found = matrix_kernels(choice);
+  if (family < KernelFamily::kAvx2 ||
+      std::ranges::find(kWithoutAvx2, found.kernels) == kWithoutAvx2.end())
+    return {};
+  return fmt::format(
+      "{} does not know this processor, which has {}, and uses old kernels ({}); set the "
+      "environment variable OPENBLAS_CORETYPE={} for matrix products several times as fast, whose "
+      "last bits differ",
+      found.library, name_of(family), found.kernels,
+      family == KernelFamily::kAvx2 ? "Haswell" : "SkylakeX");
+}
+
 std::string text_of(const MatmulWish& wish) {
   if (!wish.library) return "auto";
   if (wish.family) return fmt::format("{}{}", kOneDnnPrefix, name_of(*wish.family));
@@ -130,12 +146,12 @@ std::string table_row(const MatmulWish& wish, const MatmulChoice& choice) {
 }
 
 std::string missed_gain(const MatmulWish& wish, const MatmulChoice& choice, DType parameters) {
-  if (wish.library || choice.library == MatrixLibrary::kOneDnn) return {};
+  if (choice.library == MatrixLibrary::kOneDnn) return {};
   const OneDnn& library = OneDnn::library();
   const KernelFamily family = processor_family();
-  if (library.why_not().empty()) return {};
   const bool bf16 = parameters == DType::kBf16 && multiplies_bf16(family);
-  if (!bf16 && fp32_library(family) != MatrixLibrary::kOneDnn) return {};
+  const bool gains = bf16 || fp32_library(family) == MatrixLibrary::kOneDnn;
+  if (wish.library || library.why_not().empty() || !gains) return old_kernels(choice, family);
   return fmt::format(
       "matrix products could be about {} times as fast by oneDNN, which has {} kernels for this "
       "processor; it is not used: {} (install Debian's libdnnl2)",

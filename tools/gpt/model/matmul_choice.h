@@ -56,8 +56,8 @@ std::string describe(const MatrixKernels& kernels);
 // bf16, or oneDNN is missing.
 std::string table_row(const MatmulWish& wish, const MatmulChoice& choice);
 
-// If oneDNN is missing, the result says what a run with `choice` would gain from oneDNN. Otherwise
-// the result is empty.
+// Says what a run with `choice` would gain from oneDNN if oneDNN is missing, or from newer kernels
+// of OpenBLAS if OpenBLAS does not know this processor. Otherwise the result is empty.
 std::string missed_gain(const MatmulWish& wish, const MatmulChoice& choice, DType parameters);
 
 }  // namespace sluice::gpt
