@@ -1,5 +1,5 @@
-// A test fixture with an engine. The tests use the engine through the C interface. The model has
-// two small units.
+// An engine that tests use through the C interface, and the test fixture that has one. The model
+// has two small units.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,9 +36,11 @@ inline sluice_update adam_update(void* parameter, const void* gradient, std::uin
   return made;
 }
 
-class CApi : public testing::Test {
+// Threads of ranks make an engine each. They may make no fixture: GoogleTest keeps its flags in
+// one.
+class CApiEngine {
  protected:
-  ~CApi() override { sluice_engine_destroy(engine_); }
+  ~CApiEngine() { sluice_engine_destroy(engine_); }
 
   std::string config(const std::string& optimizer = "") const {
     return R"({"precision": {"parameters": "fp32", "gradients": "fp32"},
@@ -102,5 +104,7 @@ class CApi : public testing::Test {
                                   .micro_batches = 1};
   sluice_engine* engine_ = nullptr;
 };
+
+class CApi : public testing::Test, protected CApiEngine {};
 
 }  // namespace sluice::test

@@ -51,7 +51,7 @@ class CApiRanks : public CApi {
 };
 
 // A rank of the training, with calls of its own.
-struct RankOfEngine : CApi {
+struct RankOfEngine : CApiEngine {
   RankOfEngine(const std::string& config, const sluice_model& model, sluice_ranks* ranks) {
     EXPECT_EQ(sluice_engine_create_ranked(config.c_str(), &model, ranks, &engine_), SLUICE_OK)
         << sluice_last_error();
@@ -97,8 +97,7 @@ struct RankOfEngine : CApi {
     EXPECT_EQ(report.schedule_changes, 0u);
   }
   sluice_status save(const char* root) { return sluice_save(engine_, root, 0, nullptr); }
-  using CApi::master;
-  void TestBody() override {}
+  using CApiEngine::master;
 };
 
 // Gradients of 1 and 3 times the parameters have the mean of one rank with 2 times.
