@@ -12,7 +12,7 @@
 # Parts of --slow, each of which is to end within 80 minutes on two cores:
 #   sanitizers  what is left to --slow under AddressSanitizer: three in four pieces of long suites, the command and the
 #               programs of tests/tools, and examples built against the installed package
-#   threads     all tests of processors, files and suites under ThreadSanitizer
+#   threads-I   piece I of 1 to 2 of all tests of processors, files and suites under ThreadSanitizer
 #   cases       the tests of the release build, with 50 times the cases of the randomized ones
 #   long        the tests labelled slow, and the suites that the release build leaves to the sanitizers, with as many cases
 #   copies      the engine's tests with copies on the host device (memory.unified off)
@@ -30,8 +30,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/test.sh; }
 
-parts=(sanitizers threads cases long copies guard frameworks wheels alone twice roots)
+threads_pieces=2
 pieces=12  # of the mutants
+parts=(sanitizers)
+for ((piece = 1; piece <= threads_pieces; ++piece)); do parts+=("threads-$piece"); done
+parts+=(cases long copies guard frameworks wheels alone twice roots)
 for ((piece = 1; piece <= pieces; ++piece)); do parts+=("mutants-$piece"); done
 parts+=(objects)
 
@@ -288,7 +291,8 @@ part_sanitizers() {
 part_threads() {
   build tsan -DSLUICE_CUDA=AUTO  # for the code over CUDA and NCCL, with stand-ins for both
   cmake --build build/tsan --parallel "$jobs" --target sluice_more_tests
-  run tsan --label-regex '^(cpu|io|more)$'
+  run tsan --label-regex '^(cpu|io|more)$' --tests-information "$1,,$threads_pieces"
+  [[ $1 == 1 ]] || return 0
   run tsan --tests-regex '^package[.](sine|resume|line)[.]static[.]cmake$' --label-regex '^command$'
 }
 
@@ -366,6 +370,7 @@ run_parts() {
       set -e
       case $part in
         mutants-*) part_mutants "${part#mutants-}" ;;
+        threads-*) part_threads "${part#threads-}" ;;
         *) "part_$part" ;;
       esac
     )
