@@ -31,7 +31,7 @@ DOCTOR = ["doctor", "--path", "/dev/shm"]
 
 # name -> (command, first line, last line, lines to leave out, whether its numbers vary from run to run)
 SAMPLES = {
-    "start": (TRAIN, r"GPT with", r"on average, a step reads", r"OpenBLAS \S+ does not know this processor", False),
+    "start": (TRAIN, r"GPT with", r"on average, a step reads", r"OpenBLAS \S+ uses old kernels", False),
     "step": (TRAIN, r"step +1/", r"step +1/", None, True),
     "end": (TRAIN, r"steps: compute", r"peak resident", r"a share above", True),
     "orders": (ORDERS, r"micro-batches", r"micro-batches", None, False),

@@ -10,7 +10,7 @@ import os
 import time
 
 GROWTH = 64 << 20  # bytes: giving back takes a few milliseconds, and so does taking as much again
-INTERVAL_S = 0.002  # between two looks: each takes 5 us, as long as much of what a small unit costs; no memory grows far in this time
+INTERVAL_S = 0.002  # between two looks: each takes 5 us, a good part of what a small unit costs, and memory does not grow far in this time
 
 
 def resident() -> int:

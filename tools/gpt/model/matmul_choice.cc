@@ -76,10 +76,10 @@ std::string old_kernels(const MatmulChoice& choice, KernelFamily family) {
       std::ranges::find(kWithoutAvx2, found.kernels) == kWithoutAvx2.end())
     return {};
   return fmt::format(
-      "{} does not know this processor, which has {}, and uses old kernels ({}); set the "
+      "{} uses old kernels ({}), for processors without AVX2, and this one has {}; set the "
       "environment variable OPENBLAS_CORETYPE={} for matrix products several times as fast, whose "
       "last bits differ",
-      found.library, name_of(family), found.kernels,
+      found.library, found.kernels, name_of(family),
       family == KernelFamily::kAvx2 ? "Haswell" : "SkylakeX");
 }
 

@@ -57,7 +57,7 @@ std::string describe(const MatrixKernels& kernels);
 std::string table_row(const MatmulWish& wish, const MatmulChoice& choice);
 
 // Says what a run with `choice` would gain from oneDNN if oneDNN is missing, or from newer kernels
-// of OpenBLAS if OpenBLAS does not know this processor. Otherwise the result is empty.
+// of OpenBLAS if its kernels are older than this processor. Otherwise the result is empty.
 std::string missed_gain(const MatmulWish& wish, const MatmulChoice& choice, DType parameters);
 
 }  // namespace sluice::gpt
