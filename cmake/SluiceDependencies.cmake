@@ -4,7 +4,7 @@
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(liburing REQUIRED IMPORTED_TARGET GLOBAL liburing>=2.3)
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET GLOBAL hwloc>=2.5)
-pkg_check_modules(hwy REQUIRED IMPORTED_TARGET GLOBAL libhwy>=1.0.3)
+pkg_check_modules(hwy REQUIRED IMPORTED_TARGET GLOBAL libhwy>=1.0.3)  # the headers; a test links the library
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET GLOBAL libxxhash>=0.8)
 find_package(TBB REQUIRED)
 find_package(fmt REQUIRED)

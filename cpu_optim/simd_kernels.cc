@@ -13,6 +13,7 @@
 
 #include "cpu_optim/gradient_ops.h"
 #include "cpu_optim/simd_kernels.h"
+#include "cpu_optim/simd_support.h"
 
 // No function of another header may be defined between these two macros, because the linker could
 // keep its AVX-512 copy for all callers.
@@ -148,7 +149,7 @@ std::span<const SimdKernels> available_simd_kernels() {
   static const List list = [] {
     const SimdKernels* const compiled[] = {HWY_CHOOSE_TARGET_LIST(kKernels),
                                            HWY_CHOOSE_FALLBACK(kKernels)};
-    const std::int64_t supported = hwy::SupportedTargets() | HWY_STATIC_TARGET;
+    const std::int64_t supported = supported_instruction_sets() | HWY_STATIC_TARGET;
     List found;
     std::int64_t seen = 0;  // without a fallback in the build the static target is listed twice
     for (const SimdKernels* kernels : compiled) {

@@ -2,9 +2,11 @@
 #include <cstdlib>
 
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include <sluice/error.h>
 #include "cpu_optim/simd_kernels.h"
+#include "cpu_optim/simd_support.h"
 #include "tests/cpu_optim/optimizer_data.h"
 
 namespace sluice {
@@ -63,6 +65,16 @@ TEST_F(SimdDispatchDeathTest, BestTargetRunsWhenNoneIsForced) {
 
 TEST_F(SimdDispatchDeathTest, UnknownNameFailsAndListsTheKnown) {
   EXPECT_EXIT(run_unknown(), ::testing::ExitedWithCode(0), "");
+}
+
+// Highway's library is the oracle. Nothing but this test links it.
+TEST(SimdDispatch, SetsAreThoseThatHighwayFinds) {
+#if HWY_ARCH_X86
+  const std::int64_t sets = HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3;
+  EXPECT_EQ(supported_instruction_sets(), hwy::SupportedTargets() & sets);
+#else
+  EXPECT_EQ(supported_instruction_sets(), 0);
+#endif
 }
 
 TEST(SimdDispatch, TargetsAreDistinctAndSelectable) {
