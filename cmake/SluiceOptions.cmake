@@ -52,6 +52,16 @@ if(SLUICE_UNITY)
     endif()
   endif()
 endif()
+# GCC cleans up its memory again and again while it compiles a batch. A sixth of the time is saved where it waits until a batch
+# takes half a gibibyte; the output is the same.
+if(SLUICE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  cmake_host_system_information(RESULT memory_mib QUERY TOTAL_PHYSICAL_MEMORY)
+  cmake_host_system_information(RESULT processors QUERY NUMBER_OF_LOGICAL_CORES)
+  math(EXPR memory_needed_mib "2048 * ${processors}")
+  if(memory_mib GREATER_EQUAL memory_needed_mib)
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=524288>)
+  endif()
+endif()
 # A release build is the same to the byte wherever it is made. Builds with debug information keep the paths that debuggers need.
 foreach(map "${PROJECT_BINARY_DIR}/=build/" "${PROJECT_SOURCE_DIR}/=")
   add_compile_options("$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-ffile-prefix-map=${map}>"
