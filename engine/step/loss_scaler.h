@@ -1,9 +1,9 @@
 // The scale by which a loss is multiplied so that small gradients survive in fp16. The scale is
 // halved when a gradient overflows, and doubled after a window of steps without overflow. The rule
-// is the same as in DeepSpeed's DynamicLossScaler. The hysteresis is the number of overflows after
-// which the scale is halved. With a hysteresis of 1 and a minimum of 0, the rule is the same as in
-// PyTorch's GradScaler. The state depends only on the overflows. So ranks with the same overflows
-// have the same scale.
+// is that of DeepSpeed's DynamicLossScaler until June 2025. Versions since then double the scale
+// one step later. The hysteresis is the number of overflows after which the scale is halved. With a
+// hysteresis of 1 and a minimum of 0, the rule is the same as in PyTorch's GradScaler. The state
+// depends only on the overflows. So ranks with the same overflows have the same scale.
 //
 // Thread rule: one thread at a time.
 // Invariants: the scale is finite and positive in fp32.

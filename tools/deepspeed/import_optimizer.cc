@@ -14,12 +14,6 @@ const std::string kParams = "optimizer.params.";
 // With "torch_adam", DeepSpeed makes a torch.optim.AdamW of what the file says, and no more.
 constexpr double kTorchDecay = 0.01;
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
-  return text;
-}
-
 // Names of transformers and bitsandbytes for AdamW with moments in 8 bits. DeepSpeed has none of
 // them, but its users write them. Sluice's moments in 8 bits have the same code book and blocks.
 bool is_8bit_adamw(const std::string& name) {

@@ -118,5 +118,7 @@ std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJ
                                          std::string& why, std::string& note);
 // Returns whether `row` says that `value` is refused.
 bool is_refused_value(const DeepspeedKey& row, const OrderedJson& value);
+// ASCII letters in lower case.
+std::string lower(std::string text);
 
 }  // namespace sluice

@@ -70,7 +70,13 @@ void import_loss_scale(ImportPass& pass) {
   pass.map("fp16.initial_scale_power", section + "initial_power",
            static_cast<std::uint64_t>(std::min(power, kScalePowerMax)));
   whole("loss_scale_window", "window");
-  whole("hysteresis", "hysteresis");
+  const bool has_zero = pass.integer("zero_optimization.stage").value_or(0) > 0;
+  if (has_zero) {
+    whole("hysteresis", "hysteresis");
+  } else {
+    pass.map("fp16.hysteresis", section + "hysteresis", 1,
+             "without ZeRO, DeepSpeed halves the scale at each overflow, whatever it says");
+  }
   whole("min_loss_scale", "minimum");
   if (pass.find("fp16.consecutive_hysteresis") != nullptr)
     pass.map("fp16.consecutive_hysteresis", section + "consecutive_hysteresis",
@@ -152,7 +158,10 @@ void import_precision(ImportPass& pass) {
   const bool checks = pass.boolean("bf16.check_grad_overflow").value_or(true);
   if (precision == "bf16")
     pass.map("bf16.check_grad_overflow", "optimizer.non_finite",
-             checks && stage < 3 ? "skip" : "stop");
+             checks || stage == 3 ? "skip" : "stop");
+  if (precision == "fp32" && stage > 0)
+    pass.map("zero_optimization.stage", "optimizer.non_finite", "skip",
+             "under ZeRO, DeepSpeed skips a step whose gradients are not finite, also in fp32");
   if (const auto type = pass.text("data_types.grad_accum_dtype"))
     pass.map("data_types.grad_accum_dtype", "precision.gradients", *type);
   if (pass.has_section("activation_checkpointing"))

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdint>
 
@@ -140,6 +142,23 @@ std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJ
   return result;
 }
 
+namespace {
+
+bool has_enabled(const OrderedJson& value) {
+  if (!value.is_object()) return false;
+  for (const auto& [key, inner] : value.items())
+    if (key == "enabled" ? is_true(inner) : has_enabled(inner)) return true;
+  return false;
+}
+
+}  // namespace
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return text;
+}
+
 bool is_refused_value(const DeepspeedKey& row, const OrderedJson& value) {
   const std::string& rule = row.refuse;
   if (rule == "always") return true;
@@ -156,7 +175,10 @@ bool is_refused_value(const DeepspeedKey& row, const OrderedJson& value) {
   if (rule == "stages>1") return member_number(value, "stages") > 1;
   if (rule == "enabled")
     return is_true(value.is_object() ? value.value("enabled", OrderedJson()) : value);
-  return value == rule;  // "fp16", "sum"
+  if (rule == "any enabled") return has_enabled(value);
+  if (rule == "not -1") return !value.is_null() && unquoted(value).value_or(value) != -1;
+  // "fp16" or "sum", which DeepSpeed reads in any case.
+  return value.is_string() && lower(value.get<std::string>()) == rule;
 }
 
 }  // namespace sluice

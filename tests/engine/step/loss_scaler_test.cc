@@ -12,7 +12,8 @@
 namespace sluice {
 namespace {
 
-// DeepSpeed, runtime/fp16/loss_scaler.py, DynamicLossScaler.update_scale(), line by line.
+// DeepSpeed until June 2025, runtime/fp16/loss_scaler.py, DynamicLossScaler.update_scale(), line by
+// line.
 struct DeepSpeedRule {
   double cur_scale;
   std::int64_t cur_iter = 0;

@@ -11,7 +11,7 @@ BASE = {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}, "zero_op
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
 ON_NVME = {"zero_optimization.offload_param.device": "nvme", "zero_optimization.offload_param.nvme_path": "/p",
            "zero_optimization.offload_optimizer.device": "nvme", "zero_optimization.offload_optimizer.nvme_path": "/o"}
-FP16 = {"bf16.enabled": False, "fp16.enabled": True}
+FP16 = {"bf16.enabled": False, "fp16.enabled": True}  # under ZeRO: BASE has stage 3
 WARMUP = {"scheduler.type": "WarmupLR"}
 DECAY = {"scheduler.type": "WarmupDecayLR", "scheduler.params.total_num_steps": 50}
 COSINE = {"scheduler.type": "WarmupCosineLR", "scheduler.params.total_num_steps": 50}
@@ -78,7 +78,8 @@ MAPPED = {
     "activation_checkpointing.cpu_checkpointing": ({}, True, False),
 }
 REFUSED_VALUES = {"always": 1, "present": {"x": 1}, "true": True, "false": False, "enabled": {"enabled": True}, ">1": 2,
-                  "autotp_size>1": {"autotp_size": 2}, "stages>1": {"stages": 2}, "fp16": "fp16", "sum": "sum", "nonzero": 0.5,
+                  "any enabled": {"data_routing": {"random_ltd": {"enabled": True}}}, "not -1": 49,
+                  "autotp_size>1": {"autotp_size": 2}, "stages>1": {"stages": 2}, "fp16": "FP16", "sum": "Sum", "nonzero": 0.5,
                   "names": ["freq"]}
 SAMPLES = {"bool": True, "int": 5, "number": 0.5, "string": "x", "object": {"enabled": False}, "any": 1, "path": "/x"}
 
@@ -134,7 +135,7 @@ class DeepspeedKeys(cli_support.CliCase):
             if row["class"] not in ("refuse", "error"):
                 continue
             key = row["key"]
-            around = CYCLE if key == "scheduler.params.cycle_momentum" else {}
+            around = CYCLE if key == "scheduler.params.cycle_momentum" else WARMUP if key.startswith("scheduler.params.") else {}
             with self.subTest(key):
                 report = self.imported({**around, key: REFUSED_VALUES[row["refuse"]]}, expect=2)
                 lines = [line for line in report["refused"] if line["key"] == key]

@@ -143,6 +143,32 @@ class DeepspeedValues(FileWriter):
             content = {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": enabled}, "fp16": {"enabled": "auto"}}
             self.assertEqual(self.shown(content)["precision.parameters"], "bf16")
 
+    def test_a_gradient_that_is_not_finite_does_what_it_does_in_deepspeed(self):
+        """Of 0.19.8: step() of zero/stage3.py and zero/stage_1_and_2.py."""
+        for stage in (0, 1, 2, 3):
+            for checks, kind in ((True, "skip"), (False, "skip" if stage == 3 else "stop")):
+                content = with_values(ADAMW, {"zero_optimization.stage": stage, "bf16.check_grad_overflow": checks})
+                self.assertEqual(self.shown(content)["optimizer.non_finite"], kind, (stage, checks))
+            fp32 = with_values(ADAMW, {"zero_optimization.stage": stage, "bf16.enabled": False})
+            self.assertEqual(self.shown(fp32)["optimizer.non_finite"], "stop" if stage == 0 else "skip", stage)
+
+    def test_without_zero_each_overflow_halves_the_scale(self):
+        """Of 0.19.8: _update_scale() of fp16/fused_optimizer.py reads no hysteresis."""
+        for stage in (0, 1, None):
+            for given in (None, 2, 5):
+                values = {"bf16.enabled": False, "fp16.enabled": True, "fp16.hysteresis": given, "zero_optimization.stage": stage}
+                content = with_values(ADAMW, {key: value for key, value in values.items() if value is not None})
+                expected = (given or 2) if stage else 1
+                self.assertEqual(self.shown(content)["precision.loss_scale.hysteresis"], expected, (stage, given))
+                text, = (line["text"] for line in self.imported(content)["mapped"] if line["key"] == "fp16.hysteresis")
+                self.assertEqual("without ZeRO" in text, not stage, (stage, given))
+
+    def test_a_schedule_that_begins_later_is_refused(self):
+        for value in (0, 49, -2, "49"):
+            content = with_values({**ADAMW, **WARMUP}, {"scheduler.params.last_batch_iteration": value})
+            self.assertIn("a run that goes on knows its step", self.refusal(content))
+        self.imported(with_values({**ADAMW, **WARMUP}, {"scheduler.params.last_batch_iteration": -1}))
+
     def test_auto_is_the_default_that_the_report_names(self):
         claims = 0
         for row in table():
