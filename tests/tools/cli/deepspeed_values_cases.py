@@ -144,7 +144,7 @@ class DeepspeedValues(FileWriter):
             self.assertEqual(self.shown(content)["precision.parameters"], "bf16")
 
     def test_a_gradient_that_is_not_finite_does_what_it_does_in_deepspeed(self):
-        """Of 0.19.8: step() of zero/stage3.py and zero/stage_1_and_2.py."""
+        """As in step() of zero/stage3.py and zero/stage_1_and_2.py of 0.19.8."""
         for stage in (0, 1, 2, 3):
             for checks, kind in ((True, "skip"), (False, "skip" if stage == 3 else "stop")):
                 content = with_values(ADAMW, {"zero_optimization.stage": stage, "bf16.check_grad_overflow": checks})
@@ -153,7 +153,7 @@ class DeepspeedValues(FileWriter):
             self.assertEqual(self.shown(fp32)["optimizer.non_finite"], "stop" if stage == 0 else "skip", stage)
 
     def test_without_zero_each_overflow_halves_the_scale(self):
-        """Of 0.19.8: _update_scale() of fp16/fused_optimizer.py reads no hysteresis."""
+        """As in 0.19.8, where _update_scale() of fp16/fused_optimizer.py reads no hysteresis."""
         for stage in (0, 1, None):
             for given in (None, 2, 5):
                 values = {"bf16.enabled": False, "fp16.enabled": True, "fp16.hysteresis": given, "zero_optimization.stage": stage}
