@@ -16,6 +16,7 @@ from .plans import bytes_of
 from .processes import count_processes
 
 logger = logging.getLogger("sluice_offload")
+_MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler", "comms_logger", "wall_clock_breakdown")
 
 
 class DeepspeedConfig:
@@ -59,8 +60,13 @@ class ResolvedConfig:
         self.has_optimizer, self.has_scheduler = (f"{name}.type" in self.written for name in ("optimizer", "scheduler"))
 
     def is_on(self, key: str) -> bool:
-        """Whether the file says true, as the importer understands it."""
-        return self.values.get(key) in (True, "true", "True")
+        """Whether the file says true, as the importer understands it. A section says so by its `enabled`."""
+        value = self.values.get(key)
+        return (value.get("enabled") if isinstance(value, dict) else value) in (True, "true", "True")
+
+    def monitors(self) -> "list[str]":
+        """The keys of DeepSpeed's logs and profiles that the file turns on."""
+        return [key for key in _MONITORS if self.is_on(key)]
 
 
 def find_config(config: "Config | str | os.PathLike[str]") -> "DeepspeedConfig | dict[str, Any]":

@@ -31,6 +31,7 @@ def _entries(model: nn.Module) -> "list[Any]":
     offloaded.walk.end_idle_step()
     if offloaded.walk.active is not None:
         raise in_a_step("the parameters cannot be read")
+    model._sluice_given()  # type: ignore[operator]
     engine = offloaded.engine
     found: "list[Any]" = []
     taken = set()  # places of buffers that units have: outside of steps their memory is poison
@@ -286,6 +287,7 @@ def load_safetensors(model: nn.Module, source: "str | os.PathLike[str] | Safeten
         values.check_shape(name, buffer.shape)
         values.check_dtype(name)
     offloaded.engine.replace(lambda member: values[str(found[member.tensor])], wanted)
+    model._sluice_given.load(member.tensor for member in wanted)  # type: ignore[union-attr, operator]
     with torch.no_grad():
         for name, buffer in buffers:
             buffer.copy_(values[name])

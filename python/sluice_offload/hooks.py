@@ -14,7 +14,8 @@ module's backward is mostly the one that begins the next one's. (With local unit
 of its module: a rank may then wait for another's computation, which waits for the reduction of this unit.) Where torch's own code stands between two modules, the lease,
 its place in the window and its place for gradients stay taken through that code. A gradient of another unit than the one whose
 module computes waits in torch's memory until that one's lease ends. A module that runs inside of another's forward takes away the
-other's lease, and the other gets one anew behind it. Thread rule: one thread at a time, not
+other's lease, and the other gets one anew behind it. A view of a parameter that a module returns is given to the caller as a copy,
+since the caller may use it when the lease has ended. Thread rule: one thread at a time, not
 always the same.
 """
 
@@ -30,7 +31,7 @@ from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 import torch
 from torch import nn
 from torch.autograd.graph import increment_version
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from .activations import ActivationStore
 from .announced import Announcements, DividedAnnouncements, SharedAnnouncements
@@ -42,13 +43,14 @@ from .library import BACKWARD, FORWARD, INFERENCE
 from .reads import Reads
 from .storage import UnitStorage
 from .units import Member, Site, Unit, Units
-from .unlent import without_values
+from .unlent import GUARDED, without_values
 
 _graph_task = torch._C._current_graph_task_id  # -1 outside of backward
 _next_node = torch._C._autograd._get_sequence_nr  # autograd's count of this thread's nodes
 _OF_MODULES = len(nn.Module().__dict__)  # attributes that every module has, in front of a program's own
 _KEPT_MAX = 64  # of the last tensors in a list that a module keeps
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_LEAVES = (torch.Tensor, *_PLAIN)
 
 
 def _is_made_since(node: int, x: torch.Tensor) -> bool:
@@ -57,7 +59,7 @@ def _is_made_since(node: int, x: torch.Tensor) -> bool:
 
 def _inside_of(x: Any) -> "list[Any]":
     """The contents of an object that torch's trees take for a leaf: elements of a set, values of a mapping, attributes."""
-    if isinstance(x, (torch.Tensor, *_PLAIN)):
+    if isinstance(x, _LEAVES):
         return []
     if isinstance(x, (set, frozenset, Mapping)):
         return list(x.values() if isinstance(x, Mapping) else x)
@@ -65,10 +67,30 @@ def _inside_of(x: Any) -> "list[Any]":
 
 
 def _leaves_of(output: Any) -> "list[Any]":
-    leaves = [output] if isinstance(output, torch.Tensor) else tree_flatten(output)[0]
-    if any(not isinstance(x, (torch.Tensor, *_PLAIN)) for x in leaves):
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if type(output) is tuple and all([isinstance(x, _LEAVES) for x in output]):  # at a fifth of the time
+        return list(output)
+    leaves = tree_flatten(output)[0]
+    if any(not isinstance(x, _LEAVES) for x in leaves):
         leaves += tree_flatten([_inside_of(x) for x in leaves])[0]
     return leaves
+
+
+def _lies_in(x: Any, memory: "frozenset[int]") -> bool:
+    """Whether it is a view of what lies there: a parameter itself says so when its values have gone (unlent.py)."""
+    if not isinstance(x, torch.Tensor) or type(x) in GUARDED:
+        return False
+    try:
+        return x.untyped_storage()._cdata in memory
+    except RuntimeError:  # it has none, as sparse tensors
+        return False
+
+
+def _copy_of(view: torch.Tensor) -> torch.Tensor:
+    """A copy through which gradients come. An expanded dimension stays one, and takes no memory."""
+    one = view[tuple(slice(1) if stride == 0 else slice(None) for stride in view.stride())]
+    return one.clone().expand(view.shape)
 
 
 def _attributes(module: nn.Module, sites: "set[int]") -> "Iterator[dict[str, Any]]":
@@ -182,6 +204,9 @@ class Walk:
                 for unit in site.units:
                     owners = [] if unit.is_frozen or unit.is_held else [o for member in unit.members for o, _ in member.owners]
                     self._places[(id(site), unit.index)] = sum(id(owner) in inside for owner in owners)
+        self._memory = {id(site): frozenset(place._cdata for unit in site.units for place in storages[unit.index].places())
+                        for site in units.sites}  # where the parameters of each site lie
+        self.notice_gradient: "Optional[Callable[[], None]]" = None  # is told of each gradient before it is taken
         self.held: "dict[int, _Held]" = {}  # by unit, in order of use
         self._together: "set[int]" = set()  # units that have just been lent for the module for which another one is lent now
         self.kept: "dict[int, int]" = {}    # leases on pinned units, by unit, which last as long as this step or inference
@@ -722,38 +747,59 @@ class Walk:
             warnings.warn("create_graph=True: a second backward, through the graph of these gradients, reads weights of an offloaded model "
                           "where they have no values, and gives NaN. sluice_offload.optim supports double backward", stacklevel=2)
 
-    def _site_ends(self, site: Site, module: nn.Module, args: Any, output: Any) -> None:
+    def _site_ends(self, site: Site, module: nn.Module, args: Any, output: Any) -> Any:
         if isinstance(sys.exc_info()[1], _OtherThread):
-            return
+            return None
         has_failed = sys.exc_info()[1] not in (None, site.failure_before)
         try:
-            self._end_site(site, output, has_failed)
+            copied = self._end_site(site, output, has_failed)
         finally:
             self._has_run(site)
         if self._running and self._running[-1].task == _graph_task():
             with contextlib.suppress(SluiceError) if has_failed else contextlib.nullcontext():
                 self._resume()
+        return copied
 
-    def _end_site(self, site: Site, output: Any, has_failed: bool) -> None:
+    def _end_site(self, site: Site, output: Any, has_failed: bool) -> Any:
+        """Returns the output that takes the place of the module's own, or None."""
         site.failure_before = None  # whose traceback holds the tensors of its frames
         if _graph_task() != -1:
+            copied, leaves = (None, []) if has_failed else self._without_views(site, output)
             if torch.is_grad_enabled() and not has_failed:  # a reentrant one makes its graph now
-                self._watch_outputs(site, output)
-            return
+                self._watch_outputs(site, leaves)
+            return copied
         written = None if has_failed else self._written_in(site)
-        for unit in site.units:
-            held = self.held.get(unit.index)
-            if held is not None and held.which != BACKWARD:
-                self._release(unit.index)
-        trains = self.active is not None and torch.is_grad_enabled() and not has_failed
-        self._freed.look()
-        self._leave()
+        try:
+            copied, leaves = (None, []) if has_failed else self._without_views(site, output)
+        finally:
+            for unit in site.units:
+                held = self.held.get(unit.index)
+                if held is not None and held.which != BACKWARD:
+                    self._release(unit.index)
+            trains = self.active is not None and torch.is_grad_enabled() and not has_failed
+            self._freed.look()
+            self._leave()
         if written is not None:
             raise ArgumentError(f"{written} was changed in its module's forward, where an offloaded model lends values: the change would "
                                 "stay in some places and be lost in others. Keep what changes there in a buffer, compute the changed "
                                 "weight without writing it back, or change it between steps with load_state_dict()")
         if trains:
-            self._watch_outputs(site, output)
+            self._watch_outputs(site, leaves)
+        return copied
+
+    def _without_views(self, site: Site, output: Any) -> "tuple[Any, list[Any]]":
+        """Returns `output` with copies of the views of the site's parameters, or None where it has none, and its leaves."""
+        memory, leaves = self._memory[id(site)], _leaves_of(output)
+        if not any(_lies_in(x, memory) for x in leaves):
+            return None, leaves
+        copied = tree_map_only(torch.Tensor, lambda x: _copy_of(x) if _lies_in(x, memory) else x, output)
+        leaves = _leaves_of(copied)
+        if any(_lies_in(x, memory) for x in leaves):  # within an object that cannot be made anew
+            kind = next(type(x).__name__ for x in leaves if any(_lies_in(y, memory) for y in tree_flatten(_inside_of(x))[0]))
+            raise ArgumentError(f"module \"{site.name}\" returns a view of its parameters within a {kind}, and an offloaded model has no "
+                                "values of them when the module has run. Return view.clone(), or return tensors, tuples, lists or "
+                                "dictionaries")
+        return copied, leaves
 
     def _written_in(self, site: Site) -> "Optional[str]":
         """The name of a parameter that the module's forward has written to."""
@@ -762,11 +808,10 @@ class Walk:
         named = [named for unit in site.units for named in self._values[unit.index]]
         return next((member.name for (member, tensor), version in zip(named, site.versions) if tensor._version != version), None)
 
-    def _watch_outputs(self, site: Site, output: Any) -> None:
-        """Watches what the module has computed. An input that it gives back is another's output, whose lease a second hook
+    def _watch_outputs(self, site: Site, leaves: "list[Any]") -> None:
+        """Watches what the module has computed, of `leaves`. An input that it gives back is another's output, whose lease a second hook
         on it would end; one that was changed in place has a new node. A view that the program changes in place
         later gets another node, and leaves its hook behind: what it is a view of keeps its own."""
-        leaves = _leaves_of(output)
         found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
         has_outputs = bool(found)
         for attributes in site.kept:
@@ -841,6 +886,8 @@ class Walk:
         gradient = parameter.grad
         if gradient is None:
             return
+        if self.notice_gradient is not None:
+            self.notice_gradient()
         self._enter_backward()
         if unit.index not in self.lent:
             raise ArgumentError(f"{member.name} got a gradient in a step in which its module's forward has not run: the program read it "

@@ -8,6 +8,7 @@ import base64
 import io
 import json
 import logging
+import math
 import os
 import pathlib
 from typing import Any, Iterable, Mapping, Optional
@@ -68,6 +69,7 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     settings = config_of_text(json.dumps(settings).encode(), "config")  # offload() sees a part of it alone
     if resolved is not None:
         leave_checkpoints(settings)
+        _warn_of_monitors(resolved.monitors())
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer([p for p in model.parameters() if p.requires_grad] if model_parameters is None
                               else model_parameters)
@@ -86,7 +88,8 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     ours = offload(model, engine_part(settings), optimizer=optimizer, **options)
     try:
         rates = [group["lr"] for group in ours.param_groups]
-        scheduler = ConfigSchedule(ours, settings) if has_schedule else _take_scheduler(lr_scheduler, ours)
+        is_deepspeeds = resolved is not None and resolved.has_scheduler
+        scheduler = ConfigSchedule(ours, settings, is_deepspeeds) if has_schedule else _take_scheduler(lr_scheduler, ours)
         goes_on = ours.resumed_step is not None or options.get("restore") is not None
         if goes_on:  # a new scheduler begins with the rates of its first step
             for group, rate in zip(ours.param_groups, rates):
@@ -111,14 +114,24 @@ def _micro_batch(settings: "dict[str, Any]") -> int:
     return int(batch["sequences"])
 
 
+def _warn_of_monitors(names: "list[str]") -> None:
+    if names:
+        listed = " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+        logger.warning("the DeepSpeed config turns on %s, for which initialize() writes nothing; sluice_offload.log_steps(optimizer, log) "
+                       "calls a function of yours, such as wandb.log, with the figures of each step, and sluice_offload.trace(path) "
+                       "records times", listed)
+
+
 def _loader(data: Any, group: Any, **options: Any) -> Any:
-    """Batches of `data`, of which each rank of `group` has its part. Data that only come one after the other divide and shuffle
-    themselves, as torch has it."""
+    """Batches of `data`, of which each rank of `group` has its part. One rank has DeepSpeed's order, too, which torch's generator does
+    not change. Data that only come one after the other divide and shuffle themselves, as torch has it."""
     if isinstance(data, torch.utils.data.IterableDataset):
         return torch.utils.data.DataLoader(data, **options)
     rank, size = rank_and_size(group)
-    sampler = torch.utils.data.DistributedSampler(data, size, rank) if size > 1 else None
-    return torch.utils.data.DataLoader(data, shuffle=sampler is None, sampler=sampler, **options)
+    sampler: "torch.utils.data.DistributedSampler[Any]" = torch.utils.data.DistributedSampler(data, size, rank)
+    if not sampler.total_size:  # an epoch would have no step
+        raise ArgumentError("initialize(): training_data= has no entries; give some, or leave it out")
+    return torch.utils.data.DataLoader(data, sampler=sampler, **options)
 
 
 def _take_scheduler(given: Any, optimizer: OffloadOptimizer) -> Any:
@@ -208,8 +221,15 @@ class OffloadEngine(nn.Module):
         self._since_update = 0  # micro-batches, which micro_steps does not tell where gradient_accumulation_steps has changed
         self._loss = 0.0  # of the step's micro-batches so far, for `sluice top`
         self._scale = _first_scale(settings) if optimizer.scales_loss else 1.0  # of the loss in the last backward()
+        self._in_backward = False  # in backward(), not in a loss's own
+        self._is_scaled = False  # the backward that runs began at a loss of scale()
+        self._came_past = False  # a gradient of this step, in a backward that knows neither
+        self._walk = optimizer._walk
+        self._walk.notice_gradient = self._notice_gradient
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() == -1:
+            self._is_scaled = False  # which a backward that raised has left
         return self.module(*(_half(args) if self._casts_inputs else args), **kwargs)
 
     # --- The step.
@@ -221,9 +241,52 @@ class OffloadEngine(nn.Module):
             loss = loss / self.gradient_accumulation_steps()
         if self.optimizer.scales_loss:
             self._scale = self.optimizer.loss_scale
-        (loss * self._scale if self.optimizer.scales_loss else loss).backward(retain_graph=retain_graph)
+        self._in_backward = True
+        try:
+            (loss * self._scale if self.optimizer.scales_loss else loss).backward(retain_graph=retain_graph)
+        finally:
+            self._in_backward = False
         self._loss += float(loss.detach())
         return loss
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Returns the loss for a backward() of the program's own, engine.scale(loss).backward(): multiplied with the loss scale of fp16.
+        Its gradient is divided by the micro-batches of a step, as in DeepSpeed."""
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.grad_fn is None:
+            raise ArgumentError("scale() takes a loss: a tensor of one number, with a gradient")
+        if self.optimizer.scales_loss:
+            self._scale = self.optimizer.loss_scale
+        scaled, number = loss * self._scale, float(loss.detach())
+
+        def divide(gradient: torch.Tensor) -> torch.Tensor:
+            if self._in_backward:  # which has divided
+                return gradient
+            self._is_scaled = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_scaled)  # behind backwards inside of this one, too
+            self._loss += number / self.gradient_accumulation_steps()
+            return gradient / self.gradient_accumulation_steps()
+        scaled.register_hook(divide)
+        return scaled
+
+    def _end_scaled(self) -> None:
+        self._is_scaled = False
+
+    def _notice_gradient(self) -> None:
+        """Sees which gradients come from a backward that neither backward() nor scale() began."""
+        if not self._walk.has_gradients:  # the first of a step
+            self._came_past = False
+        self._came_past |= not (self._in_backward or self._is_scaled)
+
+    def _require_own_backwards(self) -> None:
+        """Raises where loss.backward() has made gradients that backward() would have divided or scaled. Otherwise both are equal."""
+        count = self.gradient_accumulation_steps()
+        if not self._came_past or not self._walk.has_gradients or (count == 1 and not self.optimizer.scales_loss):
+            return
+        missing = [f"divides the loss by the {count} micro-batches of a step"] if count > 1 else []
+        if self.optimizer.scales_loss:
+            missing.append(f"multiplies {'it' if missing else 'the loss'} with the loss scale, {self.optimizer.loss_scale:.10g}")
+        raise ArgumentError(f"step(): this step has gradients of a loss.backward() without the engine, which {' and '.join(missing)}; call "
+                            "engine.backward(loss) instead, or engine.scale(loss).backward(). engine.zero_grad() drops the gradients")
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether step() updates, now."""
@@ -237,17 +300,17 @@ class OffloadEngine(nn.Module):
 
     def step(self) -> None:
         """At the end of each micro-batch. At a boundary it updates and moves the scheduler."""
+        self._require_own_backwards()
         boundary = self.is_gradient_accumulation_boundary()
         self._was_applied = False
         if boundary:
             self._update()
         self._since_update = 0 if boundary else self._since_update + 1
         self.micro_steps += 1
-        self.global_samples += self._samples()
 
     def _samples(self) -> int:
-        """Those of a micro-batch, over all ranks; 0 where the config does not say it."""
-        return int(self._batch.get("sequences") or 0) * self.world_size
+        """Those of an update, over all ranks, however often step() is called for it; 0 where the config does not say it."""
+        return int(self._batch.get("sequences") or 0) * self.gradient_accumulation_steps() * self.world_size
 
     def _update(self) -> None:
         before = self.optimizer.report
@@ -266,6 +329,7 @@ class OffloadEngine(nn.Module):
             raise ArgumentError("step() without a backward() before it: there are no gradients")
         self._was_applied = not report.is_skipped  # type: ignore[union-attr]
         self.global_steps += 1
+        self.global_samples += self._samples()
         if not self._was_applied:
             self.skipped_steps += 1
         elif self.lr_scheduler is not None:
@@ -277,8 +341,10 @@ class OffloadEngine(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._since_update > 0:
-            logger.warning("zero_grad(): the gradients of the step's %d micro-batches are gone, and it begins anew; it is not needed "
-                           "behind step()", self._since_update)
+            never = "" if self._boundary is not None else " A program that calls it in front of every micro-batch never gets an update, " \
+                f"which needs {self.gradient_accumulation_steps()} of them."
+            logger.warning("zero_grad(): the gradients of the step's %d micro-batches are gone, and it begins anew.%s It is not needed: "
+                           "step() drops the gradients behind an update", self._since_update, never)
         self._loss = 0.0
         self._since_update = 0
         self.optimizer.zero_grad()
@@ -302,8 +368,12 @@ class OffloadEngine(nn.Module):
             group["lr"] = lr
 
     def get_global_grad_norm(self) -> Optional[float]:
-        """The norm of the last update's gradient before clipping; None before the first update."""
-        return None if self.optimizer.report is None else self.optimizer.gradient_norm
+        """The norm of the last update's gradient before clipping; inf where the step was skipped, since its gradient was not finite; None
+        before the first update."""
+        report = self.optimizer.report
+        if report is None:
+            return None
+        return math.inf if report.is_skipped else self.optimizer.gradient_norm
 
     def gradient_clipping(self) -> float:
         return self.optimizer.clip_norm
@@ -366,9 +436,9 @@ class OffloadEngine(nn.Module):
     def _begin_at(self, updates: int) -> None:
         """Goes on behind so many updates of another program, as in a universal checkpoint of DeepSpeed's."""
         self.global_steps, self.micro_steps = updates, updates * self.gradient_accumulation_steps()
-        self.skipped_steps, self.global_samples = 0, self.micro_steps * self._samples()
+        self.skipped_steps, self.global_samples = 0, updates * self._samples()
         if isinstance(self.lr_scheduler, ConfigSchedule):
-            self.lr_scheduler.step(updates)
+            self.lr_scheduler.go_to(updates)
         scheduler = "" if self.lr_scheduler is None or isinstance(self.lr_scheduler, ConfigSchedule) else " The scheduler is as before."
         logger.warning("the checkpoint is not of an engine of initialize(), so that counts go on from its %d updates, and client_state is "
                        "empty.%s", updates, scheduler)

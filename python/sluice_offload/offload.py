@@ -159,7 +159,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if Engine.has_open():
         gc.collect()  # that of a model that the program has dropped, which is in a cycle with its optimizer
     engine = Engine(settings, found, world, place)
-    activations = None
+    activations, before = None, None
     try:
         text = None
         step = None
@@ -181,26 +181,29 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         if saved is not None:
             matching_buffers(model, saved, found)
         made.resumed_step = step
+        before = _Before(model, found)
+        _adopt(found, engine, storages, before)
+        given = values if isinstance(values, Mapping) else {}
+        make_buffers(model, given if saved is None else ChainMap(saved, given), found, place.device)  # type: ignore[arg-type]
+        _move_rest(model, found, place, before)
+        walk = Walk(model, found, engine, storages, made.rates, activations)
+        unlent.guard(walk)
+        made.bind(walk)
+        hook_state_dict(model, found, engine)
+        guards.own(model.parameters(), made)
+        dtypes = {engine.dtype_of(member) for unit in found.units if not unit.is_opaque for member in unit.members}
+        guards.guard_model(model, found, dtypes, place.device)
+        if saved is not None:  # a state that goes on is not that of `values` any more
+            take_saved(model, saved, found)
+        elif isinstance(values, Mapping):
+            take_buffers(model, values, found)
     except BaseException:
+        if before is not None:
+            before.put_back()
         engine.destroy()
         if activations is not None:
             activations.close()
         raise
-    _adopt(found, engine, storages)
-    given = values if isinstance(values, Mapping) else {}
-    make_buffers(model, given if saved is None else ChainMap(saved, given), found, place.device)  # type: ignore[arg-type]
-    _move_rest(model, found, place)
-    if saved is not None:  # a state that goes on is not that of `values` any more
-        take_saved(model, saved, found)
-    elif isinstance(values, Mapping):
-        take_buffers(model, values, found)
-    walk = Walk(model, found, engine, storages, made.rates, activations)
-    unlent.guard(walk)
-    made.bind(walk)
-    hook_state_dict(model, found, engine)
-    guards.own(model.parameters(), made)
-    guards.guard_model(model, found, {engine.dtype_of(member) for unit in found.units if not unit.is_opaque for member in unit.members},
-                       place.device)
     _show_crashes()
     object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages, walk.gathered, walk.is_lent), walk))
     _wholes.update((owner, weakref.ref(model)) for unit in found.units for member in unit.members
@@ -412,7 +415,41 @@ def _ranges(unit: Unit) -> "list[tuple[int, int]]":
     return ranges
 
 
-def _adopt(units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
+class _Before:
+    """A model as it was before the engine took its parameters, for a failure behind that, as of a module that takes no hooks. Their old
+    memory stays as long as this does."""
+
+    def __init__(self, model: nn.Module, units: Units) -> None:
+        kept = [key for key, value in vars(nn.Module()).items() if isinstance(value, dict)]  # parameters, buffers and hooks
+        self._modules = [(module, dict(vars(module)), {key: dict(vars(module)[key]) for key in kept if isinstance(vars(module).get(key), dict)})
+                         for module in model.modules()]
+        tensors = (*model.parameters(), *(member.parameter for unit in units.units for member in unit.members))
+        self._tensors = [(tensor, type(tensor), dict(vars(tensor)), set(tensor._post_accumulate_grad_hooks or ()), tensor.data)
+                         for tensor in {id(tensor): tensor for tensor in tensors}.values()]
+        self.swapped: "list[tuple[torch.Tensor, torch.Tensor]]" = []
+
+    def put_back(self) -> None:
+        for module, attributes, kept in self._modules:
+            for key in vars(module).keys() - attributes.keys():
+                del vars(module)[key]
+            vars(module).update(attributes)
+            for key, content in kept.items():  # in place, since handles of hooks know the dictionary
+                attributes[key].clear()
+                attributes[key].update(content)
+        for tensor, fresh in self.swapped:
+            torch.utils.swap_tensors(tensor, fresh)
+        for tensor, kind, attributes, hooks, data in self._tensors:
+            if type(tensor) is not kind:
+                tensor.__class__ = kind  # type: ignore[assignment]
+            vars(tensor).clear()
+            vars(tensor).update(attributes)
+            for key in set(tensor._post_accumulate_grad_hooks or ()) - hooks:
+                del tensor._post_accumulate_grad_hooks[key]  # type: ignore[union-attr]
+            if not data.is_meta:
+                tensor.data = data
+
+
+def _adopt(units: Units, engine: Engine, storages: "list[UnitStorage]", before: _Before) -> None:
     """Puts every parameter over its unit's storage. A tied one becomes a parameter of its own at its second place: its
     gradients come at two times, are added by the engine, and torch need not keep the first until the second comes."""
     for unit in units.units:
@@ -430,17 +467,19 @@ def _adopt(units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
                     is_parameter = isinstance(member.parameter, nn.Parameter)
                     fresh = nn.Parameter(view, requires_grad=not unit.is_frozen) if is_parameter else view
                     torch.utils.swap_tensors(member.parameter, fresh)
+                    before.swapped.append((member.parameter, fresh))
                 else:
                     member.parameter.data = view
 
 
-def _move_rest(model: nn.Module, units: Units, place: Place) -> None:
+def _move_rest(model: nn.Module, units: Units, place: Place, before: _Before) -> None:
     """Brings to `place` what belongs to no unit: parameters without elements, of which those on the meta device are made here, and
     buffers that do not move with units."""
     for parameter in model.parameters():
         if parameter.numel() == 0 and parameter.device != place.device:
-            fresh = torch.empty_like(parameter, device=place.device)
-            torch.utils.swap_tensors(parameter, nn.Parameter(fresh, requires_grad=parameter.requires_grad))
+            fresh = nn.Parameter(torch.empty_like(parameter, device=place.device), requires_grad=parameter.requires_grad)
+            torch.utils.swap_tensors(parameter, fresh)
+            before.swapped.append((parameter, fresh))
     managed = _places_of(units)
     for module in model.modules():
         for name, buffer in module._buffers.items():

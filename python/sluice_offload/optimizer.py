@@ -8,6 +8,8 @@ import os
 import re
 import sys
 import weakref
+from collections import defaultdict
+from operator import is_
 from typing import Any, Callable, Optional
 
 import torch
@@ -23,6 +25,8 @@ from .units import Member, Units, opaque_types
 _OPAQUE_TEXT_MAX = 64 << 10
 UPDATES = "sluice_updates"  # in a state_dict
 _SKIPS = 3  # in a row that have a warning
+_LR_ALONE = ("only the lr of a group can change; an lr of 0 freezes the group's parameters for as long as it is set. Make the groups that "
+             "the whole training needs before offload()")
 _FIXED = ("betas", "eps", "weight_decay", "momentum")
 # The engine's, for comparison with those of a checkpoint.
 _DEFAULTS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "momentum": 0.9, "weight_decay": 0.1, "clip_norm": 1.0}
@@ -83,6 +87,19 @@ class _Groups:
         return 0 if found == sys.maxsize else found + 1
 
 
+class _NoState(defaultdict[Any, Any]):
+    """The `state` of an optimizer whose moments are the engine's. It is empty, for which torch.distributed.checkpoint.state_dict asks before
+    it gives all parameters gradients of 0, sets all rates to 0 and takes a step, to have one made."""
+
+    def __bool__(self) -> bool:
+        if sys._getframe(1).f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":
+            raise ArgumentError("torch.distributed.checkpoint.state_dict cannot read or set an offloaded model's moments, which are not in the "
+                                "optimizer's state; optimizer.save(folder) keeps all of a training's state, and "
+                                "optimizer.load_checkpoint(folder) or offload(restore=...) goes back to it. get_model_state_dict(model) "
+                                "has the parameters alone")
+        return len(self) > 0
+
+
 class OffloadOptimizer(torch.optim.Optimizer):
     """The optimizer that `offload` returns. Its `param_groups` are one of all other parameters, then the config's
     `optimizer.groups`; `lr` of each is read at every step; the config fixes everything else. `report` has the figures
@@ -127,7 +144,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._has_rest = bool(groups[0]["params"])
         self.factors = factors if self._has_rest else factors[1:]  # of the config's learning rate, by group
         super().__init__(groups if self._has_rest else groups[1:], {"lr": lr})
+        self.state = _NoState(dict)
         self._fixed = [self._others(group) for group in self.param_groups]
+        self._own = [tuple(group["params"]) for group in self.param_groups]
 
     @staticmethod
     def _others(group: "dict[str, Any]") -> "dict[str, Any]":
@@ -178,8 +197,22 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def rates(self) -> "tuple[float, list[float]]":
         """The learning rate, and those of the config's groups."""
+        if len(self.param_groups) != len(self._own):
+            raise ArgumentError(f"there are {len(self.param_groups)} param_groups, and offload() made {len(self._own)}: {_LR_ALONE}")
         rates = [float(group["lr"]) for group in self.param_groups]
         return (rates[0], rates[1:]) if self._has_rest else (rates[0], rates)
+
+    def _require_own_groups(self) -> None:
+        """Raises where a group is another than in offload(): the engine has the groups from then."""
+        self.rates()  # which refuses another number of them
+        for i, (group, own, fixed) in enumerate(zip(self.param_groups, self._own, self._fixed)):
+            now = group["params"]
+            if len(now) != len(own) or not all(map(is_, now, own)):  # `==` of lists would compare values
+                raise ArgumentError(f"param_groups[{i}] holds {len(now)} parameters, and not the {len(own)} that offload() put there, which the "
+                                    f"engine trains as that group: {_LR_ALONE}")
+            if self._others(group) != fixed:
+                raise ArgumentError(f"param_groups[{i}] says {self._others(group)}, but only the lr of a group can change; the "
+                                    "config's optimizer.groups fixes the rest")
 
     @property
     def gradient_norm(self) -> float:
@@ -287,10 +320,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group, fixed in zip(self.param_groups, self._fixed):
-            if self._others(group) != fixed:
-                raise ArgumentError(f"a param_group says {self._others(group)}, but only the lr of a group can change; the "
-                                    "config's optimizer.groups fixes the rest")
+        self._require_own_groups()
         assert self._walk is not None
         if self._is_durable:
             self._engine.set_application(self._text(self.application, COMMIT_CHARACTERS_MAX))
@@ -478,6 +508,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                                 "optimizer.save(folder) keeps all of a training's state, and optimizer.load_checkpoint(folder) or "
                                 "offload(restore=...) goes back to it")
         super().load_state_dict({key: value for key, value in state_dict.items() if key != UPDATES})
+        self.state = _NoState(dict)
 
     def __reduce__(self) -> Any:
         raise NOT_COPIED

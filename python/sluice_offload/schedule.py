@@ -15,10 +15,12 @@ _AT_A_TIME = 256
 
 
 class ConfigSchedule:
-    """Has the face of torch's schedulers. `step()` belongs behind each `optimizer.step()`."""
+    """Has the face of torch's schedulers. `step()` belongs behind each `optimizer.step()`. `is_deepspeeds`: the scheduler is that of a
+    DeepSpeed config, and step(n) means what it means there: the rate behind n + 1 updates, since DeepSpeed counts them from -1."""
 
-    def __init__(self, optimizer: OffloadOptimizer, config: "dict[str, Any]") -> None:
+    def __init__(self, optimizer: OffloadOptimizer, config: "dict[str, Any]", is_deepspeeds: bool = False) -> None:
         self.optimizer = optimizer
+        self._is_deepspeeds = is_deepspeeds
         self._config = json.dumps(config).encode()
         self._rates: "list[float]" = []
         self._first = 0
@@ -41,7 +43,14 @@ class ConfigSchedule:
         return f"ConfigSchedule({self._rates})"
 
     def step(self, epoch: Optional[int] = None) -> None:
-        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        if epoch is None:
+            self.go_to(self.last_epoch + 1)
+        else:
+            self.go_to(epoch + 1 if self._is_deepspeeds else epoch)
+
+    def go_to(self, updates: int) -> None:
+        """Sets the rate behind so many updates."""
+        self.last_epoch = updates
         self._set()
 
     def get_last_lr(self) -> "list[float]":
@@ -50,10 +59,14 @@ class ConfigSchedule:
     get_lr = get_last_lr
 
     def state_dict(self) -> "dict[str, Any]":
-        return {"last_epoch": self.last_epoch}
+        return {"last_epoch": self.last_epoch, **({"last_batch_iteration": self.last_epoch - 1} if self._is_deepspeeds else {})}
 
     def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
-        self.step(int(state_dict["last_epoch"]))
+        """Takes a state of DeepSpeed's, too, which has last_batch_iteration alone."""
+        if "last_epoch" not in state_dict and "last_batch_iteration" in state_dict:
+            self.go_to(int(state_dict["last_batch_iteration"]) + 1)
+        else:
+            self.go_to(int(state_dict["last_epoch"]))
 
 
 def names_schedule(config: "dict[str, Any]", resolved: "Optional[ResolvedConfig]") -> bool:

@@ -7,6 +7,7 @@ import math
 import os
 import struct
 import weakref
+from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -25,6 +26,55 @@ SAFETENSORS.update((name, getattr(torch, dtype)) for name, dtype in
                    if hasattr(torch, dtype))
 
 
+class _Given:
+    """Values that state_dict() has given out: copies, where torch gives the parameters' own memory, so that a write is lost. It is an error at
+    the next forward of the model, whose hook this is, and at the next read of its values."""
+
+    def __init__(self) -> None:
+        # By tensor. The alias has no memory, and the values' version, also when the program has dropped them.
+        self._given: "dict[int, list[tuple[weakref.ref[torch.Tensor], torch.Tensor, int]]]" = {}
+        self._names: "dict[int, str]" = {}
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def add(self, member: Member, values: torch.Tensor) -> None:
+        if values.is_inference():  # counts no writes
+            return
+        alias = values.detach()
+        alias.data = values.new_empty(0)
+        self._names[member.tensor] = member.name
+        self._given.setdefault(member.tensor, []).append((weakref.ref(values), alias, values._version))
+
+    def check(self, tensors: "Iterable[int]") -> None:
+        """Raises ArgumentError, once, where one of these was written to. Those that the program has dropped are asked no more."""
+        for tensor in tensors:
+            alive = []
+            for one in self._given.get(tensor, ()):
+                values, alias, version = one
+                if alias._version != version:
+                    self._given.clear()
+                    raise ArgumentError(f"{self._names[tensor]} of a state_dict() was written to. These are copies, and an offloaded model "
+                                        "goes on with its own values. Give it new ones by model.load_state_dict(state); to change copies "
+                                        "alone, write to clones of what state_dict() returns")
+                if values() is not None:
+                    alive.append(one)
+            if alive:
+                self._given[tensor] = alive
+            else:
+                self._given.pop(tensor, None)
+
+    def load(self, tensors: "Iterable[int]") -> None:
+        """The program has given the model other values of these, such as those that it had written."""
+        for tensor in self._given.keys() & set(tensors):
+            self._given[tensor] = [(values, alias, alias._version) for values, alias, _ in self._given[tensor]]
+
+    @torch._disable_dynamo
+    def __call__(self, *_: Any) -> None:
+        if self._given:
+            self.check(list(self._given))
+
+
 def hook_state_dict(model: nn.Module, units: Units, engine: Engine) -> None:
     """`state_dict()` of the model, and of any module in it, reads parameters from the engine; `load_state_dict()` gives them
     to it, module by module."""
@@ -36,9 +86,12 @@ def hook_state_dict(model: nn.Module, units: Units, engine: Engine) -> None:
                 members.setdefault(id(owner), {})[attribute] = member
                 owners[id(owner)] = owner
     shared: "dict[int, Any]" = {member.tensor: (lambda: None, 0) for member, named in names_of_members(model, units) if len(named) > 1}
+    given = _Given()
     for key, owner in owners.items():
-        owner._register_state_dict_hook(_reader(members[key], shared, engine))
-        object.__setattr__(owner, "_load_from_state_dict", _loader(owner, members[key], engine))
+        owner._register_state_dict_hook(_reader(members[key], shared, engine, given))
+        object.__setattr__(owner, "_load_from_state_dict", _loader(owner, members[key], engine, given))
+    model.register_forward_pre_hook(given)
+    object.__setattr__(model, "_sluice_given", given)
     if any(unit.is_opaque for unit in units.units):
         model._register_load_state_dict_pre_hook(_type_check(names_of_members(model, units)))
 
@@ -55,30 +108,37 @@ def _type_check(names: "list[tuple[Member, list[str]]]") -> Any:
     return check
 
 
-def _reader(members: "dict[str, Member]", shared: "dict[int, Any]", engine: Engine) -> Any:
+def _reader(members: "dict[str, Member]", shared: "dict[int, Any]", engine: Engine, given: _Given) -> Any:
     """Tied weights are one tensor under all of their names, as in torch's own state_dict(), of which files have one copy. `shared`:
     by their tensors, the values that were read last, and at which of the engine's changes."""
     def values_of(member: Member, state: "dict[str, Any]") -> torch.Tensor:
         if member.tensor not in shared:
-            return engine.read(member)
+            return fresh(member)
         last, change = shared[member.tensor]
         known: "torch.Tensor | None" = last() if change == engine.changes else None
         if known is not None and any(value is known for value in state.values()):
             if engine.world is not None:  # ranks read equally often, whatever hooks of the program have done to one's values
                 engine.read(member)
             return known
-        values = engine.read(member)
+        values = fresh(member)
         shared[member.tensor] = (weakref.ref(values), engine.changes)
         return values
 
+    def fresh(member: Member) -> torch.Tensor:
+        values = engine.read(member)
+        given.add(member, values)
+        return values
+
     def read(module: nn.Module, state: "dict[str, Any]", prefix: str, metadata: Any) -> None:
+        if given:
+            given.check([member.tensor for member in members.values()])
         for attribute, member in members.items():
             if prefix + attribute in state:
                 state[prefix + attribute] = values_of(member, state)
     return read
 
 
-def _loader(module: nn.Module, members: "dict[str, Member]", engine: Engine) -> Any:
+def _loader(module: nn.Module, members: "dict[str, Member]", engine: Engine, given: _Given) -> Any:
     """torch loads into fp32 parameters of this module alone, with its own checks and messages; the engine takes them from
     there."""
     original = module._load_from_state_dict
@@ -102,6 +162,7 @@ def _loader(module: nn.Module, members: "dict[str, Member]", engine: Engine) -> 
         taken = [member for member in members.values() if member.tensor in loaded]
         if taken:
             engine.replace(lambda member: loaded[member.tensor], taken)  # type: ignore[arg-type, return-value]
+            given.load(loaded)
     return load
 
 
@@ -112,14 +173,54 @@ def _room(member: Member) -> torch.Tensor:
     return nn.Parameter(room, requires_grad=False) if isinstance(member.parameter, nn.Parameter) else room
 
 
+class _Copy:
+    """A unit's values. Each tensor over them owns them, as long as it lives."""
+
+    def __init__(self, unit: Unit, engine: Engine) -> None:
+        size, device = engine.dtype.itemsize, engine.place.device
+        packed = torch.zeros(engine.parameter_bytes(unit), dtype=torch.uint8, device="cpu")
+        rounded: "dict[int, torch.Tensor]" = {}
+        for member in unit.members:
+            values = engine.read(member)
+            if member.rounded is not None:
+                rounded[member.tensor] = values.to(device)
+                values = values.to(engine.dtype)  # the storage rounds again, and changes nothing
+            C.memmove(packed.data_ptr() + member.offset * size, values.data_ptr(), values.nbytes)
+        self.changes = engine.changes
+        self.packed = packed.to(device)
+        self.address = self.packed.data_ptr()
+        self.tensors = {member.tensor: rounded[member.tensor] if member.rounded is not None else self._view(member, engine)
+                        for member in unit.members}
+        self._storages = [tensor.untyped_storage() for tensor in (self.packed, *rounded.values())]
+        self._place = engine.place
+
+    def _view(self, member: Member, engine: Engine) -> torch.Tensor:
+        begin = member.offset * engine.dtype.itemsize
+        dtype = engine.dtype_of(member)
+        return self.packed[begin:begin + member.parameter.numel() * dtype.itemsize].view(dtype).view(member.parameter.shape)
+
+    def digest(self) -> int:
+        """A checksum of the values."""
+        digest = 0
+        for storage in self._storages:
+            digest = self._place.digest(storage, digest)
+        return digest
+
+
 class Gatherer:
-    """Makes units readable outside of steps, from copies."""
+    """Makes units readable outside of steps, from copies. While a unit is gathered and not lent, its parameters lie in the copy itself,
+    so that what a program takes from them there, a view or an array, keeps the copy. The unit's own storage shows the copy, too, for views
+    from before. A lease has the parameters back in that storage, as have all that are gathered once a step has begun, whose end
+    looks for them there."""
 
     def __init__(self, units: Units, engine: Engine, storages: "list[UnitStorage]", shown: "dict[int, int]",
                  is_lent: "Callable[[int], bool]") -> None:
         """`shown`: addresses of copies, by unit, to which the end of a lease goes back. `is_lent`: whether a unit shows its lease."""
         self.units, self._engine, self._storages, self._shown, self._is_lent = units, engine, storages, shown, is_lent
-        self._copies: "dict[int, list[int]]" = {}  # by unit, addresses; the newest is shown
+        self._copies: "dict[int, list[_Copy]]" = {}  # by unit; the newest is shown
+        # By unit that is gathered: its tensors, aliases of them where they lie otherwise, and their numbers.
+        self._own: "dict[int, list[tuple[torch.Tensor, torch.Tensor, int]]]" = {}
+        self._moved: "dict[int, _Copy]" = {}  # by unit, the copy in which its tensors lie now
 
     def has(self, what: "nn.Module | Iterable[torch.Tensor]") -> bool:
         """Whether any of these is a tensor of a unit."""
@@ -138,47 +239,97 @@ class Gatherer:
         units = self._wanted(what)
         if not units:
             raise ArgumentError("gathered(): none of these is a parameter of the offloaded model")
-        copies = [self._copy(unit) for unit in units]
+        with torch.inference_mode(False):  # parameters are no tensors of inference
+            copies = [_Copy(unit, self._engine) for unit in units]
         try:
             for unit, copied in zip(units, copies):
-                self._copies.setdefault(unit.index, []).append(copied.data_ptr())
-                self._show(unit.index)
-            sums = [self._storages[unit.index].digest() for unit in units]
+                self._copies.setdefault(unit.index, []).append(copied)
+                self._show(unit)
+            sums = [self._digests(unit.index, copied) for unit, copied in zip(units, copies)]
             yield
-            changed = [unit.name for unit, before in zip(units, sums) if self._storages[unit.index].digest() != before]
+            changed = [unit.name for unit, copied, before in zip(units, copies, sums)
+                       if any(None not in both and both[0] != both[1] for both in zip(self._digests(unit.index, copied), before))]
         finally:
             for unit, copied in zip(units, copies):
                 others = self._copies.get(unit.index, [])
-                if copied.data_ptr() in others:
-                    others.remove(copied.data_ptr())
-                self._show(unit.index)
+                if copied in others:
+                    others.remove(copied)
+                self._show(unit)
         if changed:
             raise SluiceError(f"parameters of {', '.join(changed)} were changed inside of gathered(), which gives copies; "
                               "the engine's own are as before")
 
-    def _show(self, index: int) -> None:
+    def _digests(self, index: int, copied: _Copy) -> "tuple[int, int | None]":
+        """Checksums of a copy, and of what the unit's storage shows in memory of its own; None while that shows a lease."""
+        addresses = {other.address for other in self._copies[index]}
+        shown = 0
+        for storage in self._storages[index].places():
+            if storage.data_ptr() not in addresses:
+                shown = self._engine.place.digest(storage, shown)
+        return copied.digest(), None if self._is_lent(index) else shown
+
+    def _show(self, unit: Unit) -> None:
         """The unit's newest copy, which may be that of a gathered() around; without any, poison."""
+        index, storage = unit.index, self._storages[unit.index]
         copies = self._copies.get(index)
         if copies:
-            self._shown[index] = copies[-1]
+            self._shown[index] = copies[-1].address
+            if index not in self._own:
+                self._own[index] = self._tensors(unit)
+                storage.__dict__["show"] = partial(self._show_at, index)
         else:
             self._shown.pop(index, None)
+            self._copies.pop(index, None)
+            if index in self._own:
+                self._move(index, None)
+                del self._own[index]
+            storage.__dict__.pop("show", None)
         if self._is_lent(index):  # by a forward inside, whose step goes on
             return
         if copies:
-            self._storages[index].show(copies[-1])
+            storage.show(copies[-1].address)
         else:
-            self._storages[index].hide()
+            storage.hide()
 
-    def _copy(self, unit: Unit) -> torch.Tensor:
-        size = self._engine.dtype.itemsize
-        copied = torch.zeros(self._engine.parameter_bytes(unit), dtype=torch.uint8, device="cpu")
-        for member in unit.members:
-            values = self._engine.read(member)
-            if member.rounded is not None:  # the storage rounds again, and changes nothing
-                values = values.to(self._engine.dtype)
-            C.memmove(copied.data_ptr() + member.offset * size, values.data_ptr(), values.nbytes)
-        return copied.to(self._engine.place.device)
+    @staticmethod
+    def _tensors(unit: Unit) -> "list[tuple[torch.Tensor, torch.Tensor, int]]":
+        found: "dict[int, tuple[torch.Tensor, torch.Tensor, int]]" = {}
+        with torch.inference_mode(False), torch._C.DisableTorchFunctionSubclass():
+            for member in unit.members:
+                for owner, attribute in member.owners:
+                    tensor = member.at(owner)[attribute]
+                    found[id(tensor)] = (tensor, tensor.data, member.tensor)
+        return list(found.values())
+
+    def _show_at(self, index: int, address: int) -> None:
+        """In the place of the storage's own show(), while the unit is gathered."""
+        storage = self._storages[index]
+        type(storage).show(storage, address)
+        for other, copied in list(self._moved.items()):
+            if copied.changes != self._engine.changes:
+                self._move(other, None)
+        newest = self._copies[index][-1]
+        self._move(index, newest if address == newest.address and newest.changes == self._engine.changes else None)
+
+    def _move(self, index: int, to: "_Copy | None") -> None:
+        """Has the unit's tensors lie in a copy, or in the unit's own storage. Their versions stay, for autograd."""
+        at = self._moved.get(index)
+        if at is to:
+            return
+        with torch.inference_mode(False), torch._C.DisableTorchFunctionSubclass():
+            for tensor, own, number in self._own[index]:
+                old, new = (own if one is None else one.tensors[number] for one in (at, to))
+                if tensor.untyped_storage()._cdata != old.untyped_storage()._cdata:  # the program has given it others, as step() will say
+                    continue
+                tensor.data = new
+                place = getattr(tensor, "_sluice_place", None)
+                if place is not None:  # still a parameter that is guarded outside
+                    place.memory -= set() if at is None else {old.untyped_storage()._cdata}
+                    place.memory |= {new.untyped_storage()._cdata}
+        if to is None:
+            del self._moved[index]
+        else:
+            self._moved[index] = to
 
 
 class SafetensorsValues(Mapping[str, torch.Tensor]):

@@ -13,12 +13,14 @@ included.
   leases meanwhile: it is `held`, its parameters are copied (storage.py).
 """
 
+import bisect
 import dataclasses
 import fnmatch
 from typing import Any, Iterable, Iterator, Optional, Sequence
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -31,6 +33,8 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn
 
 # Also where a class of a program's own wraps their forward.
 _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of _NormBase, from which BatchNorm and InstanceNorm are made
 
 
 @dataclasses.dataclass
@@ -219,6 +223,7 @@ def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, bu
     found.check_buffers(model)
     result = found.result()
     _check_memory([member for unit in result.units for member in unit.members])
+    _check_aliases(model, [member for unit in result.units for member in unit.members])
     if not result.units:
         raise ArgumentError(f"{type(model).__name__} has no parameters")
     if all(unit.is_frozen for unit in result.units):
@@ -258,6 +263,9 @@ class _Finder:
                     tensor: torch.Tensor) -> None:
         full = f"{place}.{attribute}" if place else attribute
         _check(full, tensor)
+        if isinstance(owner, torch.jit.ScriptModule):
+            raise ArgumentError(f"{place or 'the model'} is a {owner.original_name} of TorchScript, whose forward reads {attribute} where no hook "
+                                "lends it; script or trace it after training, from state_dict()")
         known = self.owner.get(id(tensor))
         if known is not None:
             if not any(place[0] is owner and place[1] == attribute for place in known[1].owners):
@@ -285,6 +293,9 @@ class _Finder:
             full = f"{place}.{attribute}" if place else attribute
             matching = [pattern for pattern in self.buffers if fnmatch.fnmatchcase(full, pattern)]
             self.buffers.update((pattern, True) for pattern in matching)
+            if matching and attribute in _STATISTICS and isinstance(owner, _NormBase) and owner.track_running_stats:
+                raise ArgumentError(f"buffers={matching!r} names {full}, which the forward of {type(owner).__name__} writes, and buffers that move "
+                                    "with units are read, never written; leave it out, so that it stays in memory, where it is updated")
             if matching:
                 found.append((attribute, buffer))
         return found
@@ -356,6 +367,42 @@ def _check_memory(members: "Sequence[Member]") -> None:
                                 "one parameter to both places (b.weight = a.weight), or give each its own (clone())")
         if last is None or entry[1] > last[1]:
             last = entry
+
+
+def _check_aliases(model: nn.Module, members: "Sequence[Member]") -> None:
+    """Raises where a module has a buffer or a plain attribute over the memory of a trained parameter: in torch it follows the training,
+    but the engine's parameters are elsewhere."""
+    known = {id(member.parameter) for member in members}
+    trained = sorted((*_range_of(member.parameter), member.name) for member in members  # these do not overlap
+                     if member.parameter.requires_grad and not member.parameter.is_meta and is_dense(member.parameter))
+    for prefix, module in model.named_modules():
+        for what, name, tensor in _tensors_beside(module):
+            if id(tensor) in known or nn.parameter.is_lazy(tensor) or is_traceable_wrapper_subclass(tensor):
+                continue
+            if tensor.layout != torch.strided or tensor.is_meta or tensor.numel() == 0:
+                continue
+            begin, end = _range_of(tensor)
+            at = bisect.bisect_left(trained, (end,)) - 1
+            if at >= 0 and trained[at][1] > begin:
+                raise ArgumentError(f"the {what} {prefix + '.' if prefix else ''}{name} lies over the memory of {trained[at][2]}, and would not "
+                                    "follow its training; compute it from the parameter in forward, or give it its own (clone())")
+
+
+def _tensors_beside(module: nn.Module) -> "Iterator[tuple[str, str, torch.Tensor]]":
+    """A module's buffers and plain attributes. Some attributes begin over a parameter, and a hook computes them anew from it, as those of
+    torch.nn.utils.spectral_norm."""
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            yield "buffer", name, buffer
+    for name, value in vars(module).items():
+        if isinstance(value, torch.Tensor) and f"{name}_orig" not in module._parameters:
+            yield "tensor", name, value
+
+
+def _range_of(tensor: torch.Tensor) -> "tuple[int, int]":
+    """The addresses from its first element to behind its last."""
+    extent = 1 + sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.itemsize
 
 
 def names_of_members(model: nn.Module, units: Units) -> "list[tuple[Member, list[str]]]":

@@ -28,7 +28,7 @@ _NO_VALUES = frozenset((
     "__get__", "__set__", "__delete__", "size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset",
     "get_device", "untyped_storage", "storage", "_typed_storage", "storage_type", "register_hook",
     "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "__repr__", "__format__", "__len__", "__hash__", "__dir__",
-    "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like",
+    "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "empty_like",
     "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "result_type", "has_names", "dim_order",
     "_has_compatible_shallow_copy_type"))
 # These make views, or copies, as their arguments want.
@@ -39,6 +39,7 @@ _VIEWS = frozenset((
     "split_with_sizes", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "unbind"))
 _VIEW_ATTRIBUTES = frozenset(("data", "T", "mT", "H", "mH"))
 _LIKE = frozenset(("to", "type_as", "view_as", "expand_as", "reshape_as"))  # ask their second argument for its type or shape alone
+_GRADIENTS = (torch.autograd.backward, torch.autograd.grad)
 _CONVERSIONS = frozenset(("to", "cpu", "cuda", "type", "float", "half", "bfloat16", "double", "contiguous"))
 
 
@@ -64,7 +65,12 @@ class _Unlent:
         if name in _NO_VALUES or (name.startswith(("is_", "_is_")) and name != "is_nonzero"):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        if func in _GRADIENTS:
+            return _gradients(func, *args, **(kwargs or {}))
         return _call(name, func, args, kwargs or {})
+
+    def as_subclass(self, cls: Any) -> Any:  # of which torch does not ask the class
+        return _call("as_subclass", torch.Tensor.as_subclass, (self, cls), {})
 
     def __deepcopy__(self, memo: Any) -> Any:
         if _is_guarded(self):
@@ -83,6 +89,9 @@ class UnlentParameter(_Unlent, nn.Parameter):
 
 class _UnlentView(_Unlent, torch.Tensor):
     """A view of one, such as its transpose, which is used later."""
+
+
+GUARDED = frozenset((nn.Parameter, UnlentParameter, _UnlentView))  # lent where they are read
 
 
 def _is_guarded(tensor: Any) -> bool:
@@ -126,6 +135,27 @@ def _name_of(func: Any) -> str:
     return "detach" if name == "__get__" and getattr(func.__self__, "__name__", "") in _VIEW_ATTRIBUTES else name
 
 
+def _gradients(func: Any, outputs: Any, inputs: Any = None, **options: Any) -> Any:
+    """backward and grad want the nodes of their inputs, and no values. Hooks that run in them may read parameters, so torch gets the
+    nodes alone, and the classes stay."""
+    nodes = []
+    with torch._C.DisableTorchFunctionSubclass():
+        if any(isinstance(x, _Unlent) for x in outputs):
+            return _call(func.__name__, func, (outputs,), {"inputs": inputs, **options})
+        if not all(getattr(x, "requires_grad", True) for x in inputs):
+            return func(outputs, inputs=inputs, **options)  # which torch refuses
+        for x in inputs:
+            if isinstance(x, _Unlent) and func is torch.autograd.backward:
+                x.retain_grad()
+            nodes.append(torch.autograd.graph.get_gradient_edge(x) if isinstance(x, _Unlent) else x)
+    if not options.get("materialize_grads", False):
+        return func(outputs, inputs=nodes, **options)
+    found = func(outputs, inputs=nodes, **{**options, "materialize_grads": False})  # torch makes zeros for tensors alone
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple(torch.zeros_like(x, requires_grad=options["create_graph"]) if one is None else one
+                     for one, x in zip(found, inputs, strict=True))
+
+
 @torch._disable_dynamo
 def _call(name: str, func: Any, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> Any:
     with torch._C.DisableTorchFunctionSubclass():
@@ -147,7 +177,8 @@ def _call(name: str, func: Any, args: "tuple[Any, ...]", kwargs: "dict[str, Any]
             if converted is probe or not isinstance(converted, torch.Tensor):
                 return first if converted is probe else converted
         target = first if name.endswith("_") and not name.endswith("__") or name == "__setitem__" else kwargs.get("out")
-        places = [x._sluice_place for x in tree_leaves((args, kwargs)) if _is_guarded(x)]
+        read = (args[1:], kwargs) if name == "new_tensor" else (args, kwargs)  # the first one has the type alone
+        places = [x._sluice_place for x in tree_leaves(read) if _is_guarded(x)]
         _ask(name, [place for place in places if not place.is_shown()], isinstance(target, _Unlent))
         return func(*args, **kwargs)
 
@@ -165,9 +196,9 @@ def _watched(found: Any, of: Any) -> Any:
         return type(found)(views) if isinstance(found, (list, tuple)) else iter(views)
     if found.untyped_storage()._cdata != of.untyped_storage()._cdata:
         return None
-    view = found.as_subclass(_UnlentView)
-    view._sluice_place = of._sluice_place
-    return view
+    if found is not of:
+        found.__class__, found._sluice_place = _UnlentView, of._sluice_place  # no as_subclass(), which autograd takes for one more view
+    return found
 
 
 def _ask(name: str, places: "list[_Place]", is_written: bool) -> None:

@@ -504,6 +504,7 @@ def test_fp16_scales_the_loss(deepspeed, tmp_path):
     engine.backward(engine(*batch(0)))
     engine.step()
     assert engine.skipped_steps == 1 and not engine.was_step_applied()
+    assert engine.get_global_grad_norm() == math.inf  # as in DeepSpeed
     assert (engine.global_steps - 1, engine.get_lr()) == before  # the scheduler stands still
     engine.save_checkpoint(tmp_path / "run")
     engine.destroy()
@@ -557,6 +558,212 @@ def test_boundaries_of_the_programs_own(deepspeed):
     with pytest.raises(sluice.ArgumentError, match="without a backward"):
         engine.step()
     engine.destroy()
+
+
+def test_samples_are_those_of_updates(deepspeed, tmp_path):
+    """As in DeepSpeed, each update has those of a whole batch: with one step() for all micro-batches, too."""
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    for update in range(2):
+        for micro in range(2):
+            engine.set_gradient_accumulation_boundary(micro == 1)
+            engine.backward(engine(*batch(2 * update + micro)))
+        engine.step()
+    assert (engine.global_steps, engine.global_samples) == (2, 16)
+    engine.save_checkpoint(tmp_path)
+    engine.set_gradient_accumulation_boundary(False)
+    engine.backward(engine(*batch(4)))
+    engine.step()
+    assert engine.global_samples == 16
+    engine.zero_grad()
+    engine.load_checkpoint(tmp_path)
+    assert (engine.global_steps, engine.global_samples) == (2, 16)
+    engine.destroy()
+
+
+def test_gradients_that_came_past_the_engine_are_refused(deepspeed):
+    """loss.backward() divides by no micro-batches. step() raises before it changes anything, and zero_grad() drops the gradients."""
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    whole = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+
+    def refused():
+        before = engine.global_steps, engine.micro_steps, engine.global_samples, engine.get_lr()
+        for _ in range(2):
+            with pytest.raises(sluice.ArgumentError, match=r"which divides the loss by the 2 micro-batches of a step; call engine.backw"):
+                engine.step()
+        assert (engine.global_steps, engine.micro_steps, engine.global_samples, engine.get_lr()) == before
+    engine(*batch(7)).backward()
+    refused()
+    engine.zero_grad()
+    assert run(engine, 2) == run(whole, 2)
+    engine.backward(engine(*batch(7)))  # one that came right
+    engine.step()
+    for _ in range(2):
+        engine.module(*batch(8)).backward()
+    refused()
+    engine.zero_grad()
+    for is_boundary in (False, True):
+        engine.set_gradient_accumulation_boundary(is_boundary)
+        engine(*batch(7)).backward()
+        refused()
+        engine.optimizer.zero_grad()
+    engine.set_gradient_accumulation_boundary(False)
+    engine.backward(engine(*batch(4)))
+    engine.step()
+    engine.set_gradient_accumulation_boundary(True)
+    engine.backward(engine(*batch(5)))
+    engine.step()
+    run(whole, 1, first=2)
+    assert engine.get_global_grad_norm() == whole.get_global_grad_norm()
+    for one in (engine, whole):
+        one.destroy()
+
+
+@pytest.mark.parametrize("scale", [0, 128])
+def test_gradients_without_the_loss_scale_are_refused(deepspeed, scale):
+    deepspeed["gradient_accumulation_steps"], deepspeed["train_batch_size"] = 1, 4
+    deepspeed["fp16"] = {"enabled": True, "loss_scale": scale, "initial_scale_power": 10}
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    engine(*batch(0)).backward()
+    with pytest.raises(sluice.ArgumentError, match=f"which multiplies the loss with the loss scale, {scale or 1024}; call"):
+        engine.step()
+    assert engine.global_steps == 0
+    engine.zero_grad()
+    engine.backward(engine(*batch(0)))
+    engine.step()
+    assert engine.global_steps == 1 and engine.was_step_applied()
+    engine.destroy()
+
+
+def test_one_micro_batch_without_a_scale_needs_no_engine_backward(deepspeed):
+    deepspeed["gradient_accumulation_steps"], deepspeed["train_batch_size"] = 1, 4
+    engines = [sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0] for _ in range(2)]
+    for step in range(3):
+        engines[0](*batch(step)).backward()
+        engines[1].backward(engines[1](*batch(step)))
+        for engine in engines:
+            engine.step()
+        assert engines[0].get_global_grad_norm() == engines[1].get_global_grad_norm()
+    for engine in engines:
+        engine.destroy()
+
+
+class Checkpointed(torch.nn.Module):
+    """Backward computes each layer again, in a backward of its own inside of the loss's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+        return x
+
+
+def checkpointed():
+    torch.manual_seed(0)
+    return Checkpointed()
+
+
+@pytest.mark.parametrize("precision, micro_batches", [("fp32", 2), ("bf16", 3), ("fp16", 2)])
+def test_scale_prepares_a_loss_for_a_backward_of_the_programs_own(deepspeed, precision, micro_batches):
+    deepspeed["gradient_accumulation_steps"], deepspeed["train_batch_size"] = micro_batches, 4 * micro_batches
+    if precision != "fp32":
+        deepspeed[precision] = {"enabled": True, **({"initial_scale_power": 10} if precision == "fp16" else {})}
+    engines = [sluice.initialize(model=checkpointed(), config=deepspeed)[0] for _ in range(2)]
+
+    def loss_of(engine, seed):
+        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(seed)).to(next(engine.parameters()).dtype)
+        return engine(x.requires_grad_()).float().square().mean()
+    for step in range(3):
+        for micro in range(micro_batches):
+            losses = [loss_of(engine, micro_batches * step + micro) for engine in engines]
+            scaled = engines[1].scale(losses[1])
+            assert scaled.item() == losses[1].item() * (1024 if precision == "fp16" else 1)
+            engines[0].backward(losses[0])
+            scaled.backward()
+            for engine in engines:
+                engine.step()
+        assert engines[0].get_global_grad_norm() == engines[1].get_global_grad_norm() > 0
+        assert engines[0].cur_scale == engines[1].cur_scale
+    # One that was scaled speaks for no other.
+    scaled = engines[1].scale(loss_of(engines[1], 0))
+    scaled.backward()
+    loss_of(engines[1], 1).backward()
+    with pytest.raises(sluice.ArgumentError, match=r"gradients of a loss.backward\(\) without the engine"):
+        engines[1].step()
+    for wrong in (loss_of(engines[0], 0).detach(), torch.ones(2, requires_grad=True) * 2, 0.5):
+        with pytest.raises(sluice.ArgumentError, match=r"scale\(\) takes a loss: a tensor of one number, with a gradient"):
+            engines[0].scale(wrong)
+    for engine in engines:
+        engine.destroy()
+
+
+def test_gradients_of_inputs_are_none_of_the_step(deepspeed):
+    engine = sluice.initialize(model=checkpointed(), config=deepspeed)[0]
+    x = torch.ones(4, 16, requires_grad=True)
+    for _ in range(2):
+        assert torch.autograd.grad(engine.module.layers[1](x).sum(), x)[0].shape == x.shape
+        engine.backward(engine(x).square().mean())
+        engine.step()
+    assert engine.global_steps == 1
+    engine.destroy()
+
+
+@pytest.mark.parametrize("type_name, values", [
+    ("WarmupLR", {"warmup_num_steps": 100, "warmup_type": "linear", "warmup_max_lr": RATE}),
+    ("WarmupDecayLR", {"total_num_steps": 50, "warmup_num_steps": 10}), ("WarmupCosineLR", {"total_num_steps": 50, "warmup_num_steps": 10}),
+    ("OneCycle", {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3, "cycle_first_step_size": 20, "cycle_momentum": False}),
+    ("LRRangeTest", {"lr_range_test_step_size": 5})])
+def test_schedulers_go_to_deepspeeds_numbers(deepspeed, type_name, values):
+    """DeepSpeed's last_batch_iteration is -1 before the first step() and n behind step(n)."""
+    deepspeed["scheduler"] = {"type": type_name, "params": values}
+    engine, _, _, scheduler = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])
+    rates = []
+    for last in range(30):
+        assert scheduler.state_dict()["last_batch_iteration"] == last - 1
+        scheduler.step()
+        rates.append(engine.get_lr())
+    for last in (10, 0, 29, 3):
+        scheduler.step(last)
+        assert engine.get_lr() == rates[last]
+        scheduler.load_state_dict({"last_batch_iteration": last - 1})
+        scheduler.step()
+        assert engine.get_lr() == rates[last]
+        scheduler.load_state_dict({"last_epoch": last})  # as checkpoints had it before
+        scheduler.step()
+        assert engine.get_lr() == rates[last]
+    if type_name == "WarmupLR":
+        scheduler.step(10)
+        assert engine.get_lr() == pytest.approx([1e-4], rel=1e-12)
+    engine.destroy()
+
+
+def test_schedules_of_sluices_own_count_as_torch_does(config):
+    config["optimizer"] |= {"schedule": "linear", "schedule_steps": 20, "warmup_steps": 10, "minimum_learning_rate": 1e-4}
+    engine, _, _, scheduler = sluice.initialize(model=tiny(), config=config, units=[Block])
+    for _ in range(7):
+        scheduler.step()
+    expected = engine.get_lr()
+    scheduler.step(3)
+    scheduler.step(7)
+    assert engine.get_lr() == expected and scheduler.state_dict() == {"last_epoch": 7}
+    engine.destroy()
+
+
+def test_monitors_that_are_on_have_a_warning(deepspeed, caplog):
+    sections = {"tensorboard": {"enabled": True, "output_path": "x"}, "csv_monitor": {"enabled": False}, "wandb": {},
+                "comet": {"enabled": "true"}, "flops_profiler": {"enabled": True}, "comms_logger": {"enabled": True, "verbose": False},
+                "wall_clock_breakdown": True}
+    sluice.initialize(model=tiny(), config=deepspeed | sections, units=[Block])[0].destroy()
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and said[0].startswith("the DeepSpeed config turns on tensorboard, comet, flops_profiler, comms_logger and "
+                                                 "wall_clock_breakdown, ")
+    assert "sluice_offload.log_steps(optimizer, log)" in said[0] and "sluice_offload.trace(" in said[0]
+    caplog.clear()
+    off = {"tensorboard": {"enabled": False}, "wall_clock_breakdown": False, "steps_per_print": 1}
+    sluice.initialize(model=tiny(), config=deepspeed | off, units=[Block])[0].destroy()
+    assert not caplog.records
 
 
 def test_what_is_refused(deepspeed, config):
@@ -646,6 +853,7 @@ def test_a_step_whose_gradients_are_gone_begins_anew(deepspeed, caplog):
     engine.step()
     engine.zero_grad()
     assert "the gradients of the step's 1 micro-batches are gone" in caplog.text
+    assert "in front of every micro-batch never gets an update, which needs 2 of them" in caplog.text
     run(engine, 1, first=2)
     assert engine.global_steps == 3
     engine.destroy()
@@ -661,10 +869,28 @@ def test_data_that_come_one_after_the_other(deepspeed):
     assert [part.tolist() for part in loader] == [[0, 1, 2, 3], [4, 5]]
 
 
+@pytest.mark.parametrize("size", [8, 7])
+def test_data_come_in_deepspeeds_order(deepspeed, size):
+    """That of a DistributedSampler of one process, which torch's generator does not change. Each epoch has the same."""
+    data = list(range(size))
+    sampler = torch.utils.data.DistributedSampler(data, 1, 0)
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        engine, _, loader, _ = sluice.initialize(model=tiny(), config=deepspeed, units=[Block], training_data=data)
+        torch.manual_seed(seed)
+        for epoch in (0, 0, 1):
+            if epoch > 0:
+                loader.sampler.set_epoch(epoch)
+            sampler.set_epoch(epoch)
+            assert torch.cat(list(loader)).tolist() == list(sampler)
+        engine.destroy()
+
+
 def test_data_without_a_loader_leave_the_model_as_before(deepspeed):
     model = tiny()
-    with pytest.raises(ValueError, match="num_samples"):
-        sluice.initialize(model=model, config=deepspeed, units=[Block], training_data=[])
+    for data, error, words in (([], sluice.ArgumentError, "training_data= has no entries"), (object(), TypeError, "no len")):
+        with pytest.raises(error, match=words):
+            sluice.initialize(model=model, config=deepspeed, units=[Block], training_data=data)
     sluice.initialize(model=model, config=deepspeed, units=[Block])[0].destroy()
 
 

@@ -1012,11 +1012,12 @@ import torch, sluice_offload as sluice
 from conftest import Block, tiny
 model = tiny()
 optimizer = sluice.offload(model, {{"placement": {{"parameters": "nvme"}}, "storage": {{"paths": [{str(tmp_path)!r}]}}}}, units=[Block])
-with sluice.gathered(model):
-    weight = model.norm.weight.detach()
+kept = []
+model.norm.register_forward_pre_hook(lambda module, _: kept.append(module.weight.detach()))
 with torch.no_grad():
-    weight.mul_(0.5)  # the line
+    model(torch.zeros(1, 3, dtype=torch.long))
+    kept[0].mul_(0.5)  # the line
 """)
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGSEGV, done
-    assert "Segmentation fault" in done.stderr and 'writes.py", line 11' in done.stderr, done.stderr
+    assert "Segmentation fault" in done.stderr and 'writes.py", line 12' in done.stderr, done.stderr
