@@ -176,8 +176,6 @@ def equal(one, other):
 @pytest.mark.parametrize("storage", ["swap", "copy"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_placement_changes_no_bit(settings, tied, storage):
-    if storage == "swap" and not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
-        pytest.skip(f"torch {torch.__version__} has no _swap_data_ptr_")
     found = []
     for placement, overlap in PLACES:
         model = mixed(tied=tied)
