@@ -792,9 +792,15 @@ class Walk:
         memory, leaves = self._memory[id(site)], _leaves_of(output)
         if not any(_lies_in(x, memory) for x in leaves):
             return None, leaves
-        copied = tree_map_only(torch.Tensor, lambda x: _copy_of(x) if _lies_in(x, memory) else x, output)
+        def copies(value: Any) -> Any:
+            return tree_map_only(torch.Tensor, lambda x: _copy_of(x) if _lies_in(x, memory) else x, value)
+        copied = copies(output)
+        for x in tree_flatten(copied)[0]:  # such as a distribution or a dataclass
+            if isinstance(x, (*_LEAVES, nn.Module)) or not hasattr(x, "__dict__"):
+                continue
+            vars(x).update({name: copies(value) for name, value in vars(x).items() if any(_lies_in(y, memory) for y in tree_flatten(value)[0])})
         leaves = _leaves_of(copied)
-        if any(_lies_in(x, memory) for x in leaves):  # within an object that cannot be made anew
+        if any(_lies_in(x, memory) for x in leaves):  # within an object that cannot be changed
             kind = next(type(x).__name__ for x in leaves if any(_lies_in(y, memory) for y in tree_flatten(_inside_of(x))[0]))
             raise ArgumentError(f"module \"{site.name}\" returns a view of its parameters within a {kind}, and an offloaded model has no "
                                 "values of them when the module has run. Return view.clone(), or return tensors, tuples, lists or "

@@ -126,7 +126,8 @@ def _reader(members: "dict[str, Member]", shared: "dict[int, Any]", engine: Engi
 
     def fresh(member: Member) -> torch.Tensor:
         values = engine.read(member)
-        given.add(member, values)
+        if engine.place.is_cpu_memory:  # else cpu() makes copies in torch, and none here, and a program may write to these
+            given.add(member, values)
         return values
 
     def read(module: nn.Module, state: "dict[str, Any]", prefix: str, metadata: Any) -> None:

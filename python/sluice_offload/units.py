@@ -294,8 +294,10 @@ class _Finder:
             matching = [pattern for pattern in self.buffers if fnmatch.fnmatchcase(full, pattern)]
             self.buffers.update((pattern, True) for pattern in matching)
             if matching and attribute in _STATISTICS and isinstance(owner, _NormBase) and owner.track_running_stats:
-                raise ArgumentError(f"buffers={matching!r} names {full}, which the forward of {type(owner).__name__} writes, and buffers that move "
-                                    "with units are read, never written; leave it out, so that it stays in memory, where it is updated")
+                if full not in matching:
+                    continue  # "*" means what may move
+                raise ArgumentError(f"buffers=[{full!r}] is written in the forward of {type(owner).__name__}, and buffers that move with units "
+                                    "are read, never written; leave it out, so that it stays in memory, where it is updated")
             if matching:
                 found.append((attribute, buffer))
         return found
@@ -383,19 +385,19 @@ def _check_aliases(model: nn.Module, members: "Sequence[Member]") -> None:
                 continue
             begin, end = _range_of(tensor)
             at = bisect.bisect_left(trained, (end,)) - 1
-            if at >= 0 and trained[at][1] > begin:
+            if at >= 0 and trained[at][0] <= begin < trained[at][1] and end <= trained[at][1]:  # else it holds several parameters
                 raise ArgumentError(f"the {what} {prefix + '.' if prefix else ''}{name} lies over the memory of {trained[at][2]}, and would not "
                                     "follow its training; compute it from the parameter in forward, or give it its own (clone())")
 
 
 def _tensors_beside(module: nn.Module) -> "Iterator[tuple[str, str, torch.Tensor]]":
-    """A module's buffers and plain attributes. Some attributes begin over a parameter, and a hook computes them anew from it, as those of
-    torch.nn.utils.spectral_norm."""
+    """A module's buffers and plain attributes. Some attributes begin over a parameter, and are computed anew from it before they are
+    read: `weight` from `weight_orig` by torch.nn.utils.spectral_norm, from `weight_raw` by programs of their own."""
     for name, buffer in module._buffers.items():
         if buffer is not None:
             yield "buffer", name, buffer
     for name, value in vars(module).items():
-        if isinstance(value, torch.Tensor) and f"{name}_orig" not in module._parameters:
+        if isinstance(value, torch.Tensor) and not any(parameter.startswith(f"{name}_") for parameter in module._parameters):
             yield "tensor", name, value
 
 
