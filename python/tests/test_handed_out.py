@@ -131,7 +131,7 @@ def test_a_view_that_a_checkpoint_hands_out_again(config):
 
 
 def test_a_distribution_over_a_parameter(config):
-    """Its scale is a view, whether anybody reads it or not."""
+    """Its scale is a view, whether the program reads it or not."""
     class Policy(Handed):
         def forward(self, tokens, labels=None):
             rows = self.table(self.embedding(tokens))
