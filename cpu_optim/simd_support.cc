@@ -29,13 +29,12 @@ bool has_lzcnt() {
 
 std::int64_t supported_instruction_sets() {
   // The compiler's function also asks whether the operating system saves the registers.
-  if (!__builtin_cpu_supports("ssse3")) return 0;
-  std::int64_t sets = HWY_SSSE3;
-  if (!__builtin_cpu_supports("sse4.1") || !__builtin_cpu_supports("sse4.2") ||
-      !__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("aes")) {
-    return sets;
+  if (!__builtin_cpu_supports("ssse3") || !__builtin_cpu_supports("sse4.1") ||
+      !__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul") ||
+      !__builtin_cpu_supports("aes")) {
+    return 0;
   }
-  sets |= HWY_SSE4;
+  std::int64_t sets = HWY_SSE4;
   if (!__builtin_cpu_supports("avx") || !__builtin_cpu_supports("avx2") ||
       !__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("bmi2") ||
       !__builtin_cpu_supports("fma") || !has_f16c() || !has_lzcnt()) {

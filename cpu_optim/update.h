@@ -132,7 +132,7 @@ NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 void move_like_update(const UpdateArrays& arrays, std::uint32_t seed);
 
 // Returns the name of the instruction set that update_simd() and gradient_ops.h use on this
-// processor. On x86, the name is AVX3 (AVX-512), AVX2, SSE4, SSSE3 or SCALAR. The environment
+// processor. On x86, the name is AVX3 (AVX-512), AVX2, SSE4 or SCALAR. The environment
 // variable SLUICE_SIMD can force one of these instruction sets. The variable's value is the name in
 // upper or lower case. The variable is read once. Fails with kConfig if SLUICE_SIMD names an
 // instruction set that this build or this processor lacks. With such a name, update_simd() and the

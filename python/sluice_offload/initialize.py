@@ -15,6 +15,7 @@ from typing import Any, Iterable, Mapping, Optional
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from .deepspeed import ResolvedConfig, add_keys, leave_checkpoints, read_any_config
 from .described import describe
@@ -472,6 +473,10 @@ class OffloadEngine(nn.Module):
         if load_module_only or not load_optimizer_states or not load_lr_scheduler_states:
             raise ArgumentError("load_checkpoint() takes all of a checkpoint; for its values alone make a new engine with "
                                 "values=sluice_offload.SafetensorsValues(...)")
+        if not load_module_strict:
+            raise ArgumentError("load_checkpoint(): load_module_strict=False would leave parameters as they are that the checkpoint lacks, "
+                                "and their moments. Leave it out; a new engine takes values of some parameters by "
+                                "sluice_offload.load_safetensors(model, file, strict=False)")
         if tag is None:
             path = os.path.join(load_dir, _LATEST)
             if not os.path.isfile(path):
@@ -495,11 +500,7 @@ def _first_scale(settings: "dict[str, Any]") -> float:
 
 def _half(inputs: Any) -> Any:
     """`inputs` with their floating tensors as fp16."""
-    if isinstance(inputs, torch.Tensor):
-        return inputs.half() if inputs.is_floating_point() else inputs
-    if isinstance(inputs, dict):
-        return {name: _half(one) for name, one in inputs.items()}
-    return type(inputs)([_half(one) for one in inputs]) if isinstance(inputs, (list, tuple)) else inputs
+    return tree_map_only(torch.Tensor, lambda x: x.half() if x.is_floating_point() else x, inputs)
 
 
 def _client_text(client: "Mapping[str, Any]") -> str:

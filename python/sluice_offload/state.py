@@ -277,14 +277,14 @@ class Gatherer:
             self._shown[index] = copies[-1].address
             if index not in self._own:
                 self._own[index] = self._tensors(unit)
-                storage.__dict__["show"] = partial(self._show_at, index)
+                storage.when_shown = partial(self._follow, index)
         else:
             self._shown.pop(index, None)
             self._copies.pop(index, None)
             if index in self._own:
                 self._move(index, None)
                 del self._own[index]
-            storage.__dict__.pop("show", None)
+            storage.when_shown = None
         if self._is_lent(index):  # by a forward inside, whose step goes on
             return
         if copies:
@@ -302,10 +302,8 @@ class Gatherer:
                     found[id(tensor)] = (tensor, tensor.data, member.tensor)
         return list(found.values())
 
-    def _show_at(self, index: int, address: int) -> None:
-        """In the place of the storage's own show(), while the unit is gathered."""
-        storage = self._storages[index]
-        type(storage).show(storage, address)
+    def _follow(self, index: int, address: int) -> None:
+        """Has the tensors of a gathered unit lie where its storage shows this address: in the copy, or in the storage for a lease."""
         for other, copied in list(self._moved.items()):
             if copied.changes != self._engine.changes:
                 self._move(other, None)

@@ -104,6 +104,7 @@ class UnitStorage:
     """One storage for good. `attach` makes it show what lies at an address, `detach` poison; `show` and `hide` do so for parameters."""
 
     parameters: "Sequence[torch.Tensor]" = ()
+    when_shown: "Optional[Callable[[int], None]]" = None  # is told each address that show() shows
 
     def __init__(self, nbytes: int, poison: "Region | GpuPoison", place: Place = CPU) -> None:
         self.nbytes = nbytes
@@ -125,6 +126,8 @@ class UnitStorage:
     def show(self, address: int) -> None:
         self.attach(address)
         self.unwatch()
+        if self.when_shown is not None:
+            self.when_shown(address)
 
     def watch(self) -> None:
         """No forward of their own module computes with them now: views that others make of them are watched (unlent.py)."""

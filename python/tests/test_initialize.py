@@ -9,6 +9,7 @@ import math
 import os
 import re
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -162,6 +163,9 @@ def test_checkpoints_go_on_with_the_same_bits(deepspeed, tmp_path, monkeypatch):
     expected = run(engine, 3, first=3)
     with pytest.raises(sluice.ArgumentError, match="no sluice_state.json; the state is as before"):
         engine.load_checkpoint(tmp_path / "run", tag="other")
+    for option, words in (("load_module_only", "takes all"), ("load_module_strict", "strict=False would leave")):
+        with pytest.raises(sluice.ArgumentError, match=words):
+            engine.load_checkpoint(tmp_path / "run", **{option: option == "load_module_only"})
     # Into the same engine, whose state is another by now, and into a new one with other values.
     for resumed in (engine, make(5)):
         path, client = resumed.load_checkpoint(tmp_path / "run")
@@ -485,6 +489,26 @@ def test_loaders_of_data(deepspeed):
                                                  units=[Block])
         assert [len(tokens) for tokens, _ in loader] == expected
         engine.destroy()
+
+
+def test_fp16_casts_inputs_in_containers(deepspeed):
+    class Pair(NamedTuple):
+        tokens: torch.Tensor
+        weights: torch.Tensor
+
+    class Weighted(Tiny):
+        def forward(self, given):
+            pair, (kept,) = given["pair"], given["kept"]
+            assert (type(pair), pair.tokens.dtype, pair.weights.dtype, kept) == (Pair, torch.int64, torch.float16, "text")
+            return super().forward(pair.tokens, pair.tokens)
+
+    deepspeed["fp16"] = {"enabled": True, "auto_cast": True}
+    model = tiny()
+    model.__class__ = Weighted
+    engine = sluice.initialize(model=model, config=deepspeed, units=[Block])[0]
+    tokens = batch(0)[0]
+    engine.backward(engine({"pair": Pair(tokens, torch.ones(2)), "kept": ("text",)}))
+    engine.step()
 
 
 def test_fp16_scales_the_loss(deepspeed, tmp_path):

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "tests/capi/capi_support.h"
+#include "tests/support/fork_quietly.h"
 #include "tests/support/memory_group.h"
 
 namespace sluice::test {
@@ -296,7 +297,7 @@ TEST_F(CApiCall, AForkedChild) {
   make();
   train_a_step();
   ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
-  const pid_t child = fork();
+  const pid_t child = fork_quietly();
   ASSERT_NE(child, -1);
   if (child == 0) {
     alarm(20);

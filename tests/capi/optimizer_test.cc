@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tests/capi/capi_support.h"
+#include "tests/support/fork_quietly.h"
 
 namespace sluice::test {
 namespace {
@@ -137,7 +138,7 @@ TEST_F(CApiOptimizer, RefusesBadInput) {
   sluice_optimizer* other = nullptr;
   EXPECT_EQ(sluice_optimizer_create("{}", nullptr, 0, &other), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(other, nullptr);
-  const pid_t child = fork();
+  const pid_t child = fork_quietly();
   if (child == 0) {
     const bool is_refused = sluice_optimizer_wait_all(optimizer_) == SLUICE_FORKED;
     sluice_optimizer_destroy(optimizer_);

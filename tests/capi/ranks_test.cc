@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/capi/capi_support.h"
+#include "tests/support/fork_quietly.h"
 #include "tests/support/paused_child.h"
 
 namespace sluice::test {
@@ -279,7 +280,7 @@ TEST_F(CApiRanks, MessagesNameTheKindOfHandle) {
   EXPECT_EQ(sluice_optimizer_wait_all(nullptr), SLUICE_INVALID_ARGUMENT);
   EXPECT_STREQ(sluice_last_error(), "sluice_optimizer_wait_all: the optimizer is null");
   open_doors();
-  const pid_t child = fork();
+  const pid_t child = fork_quietly();
   ASSERT_NE(child, -1);
   if (child == 0) {
     const bool is_refused =

@@ -14,6 +14,7 @@
 
 #include "tests/capi/capi_support.h"
 #include "tests/support/file_text.h"
+#include "tests/support/fork_quietly.h"
 
 namespace sluice::test {
 namespace {
@@ -322,7 +323,7 @@ TEST_F(CApiTrace, RefusesWhatItsContractForbids) {
   ASSERT_EQ(sluice_trace_start(path_.c_str(), 1, 2), SLUICE_OK) << sluice_last_error();
   EXPECT_EQ(sluice_trace_start(path_.c_str(), 1, 2), SLUICE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(sluice_last_error()).find("running already"), std::string::npos);
-  const pid_t child = fork();
+  const pid_t child = fork_quietly();
   ASSERT_NE(child, -1);
   if (child == 0) {
     alarm(20);

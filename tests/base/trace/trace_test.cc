@@ -18,6 +18,7 @@
 
 #include <sluice/error.h>
 #include "tests/support/file_text.h"
+#include "tests/support/fork_quietly.h"
 #include "tests/support/holds_in_child.h"
 #include "tests/support/temp_directory.h"
 
@@ -68,7 +69,7 @@ TEST(Trace, AForkedChildHasNone) {
   const test::TempDirectory directory;
   const std::string path = directory.file("trace");
   trace_start({.file = path});
-  const pid_t child = ::fork();
+  const pid_t child = test::fork_quietly();
   if (child == 0) {
     trace_section("engine", "the child's");
     trace_record({.begin_ns = 1, .end_ns = 9});

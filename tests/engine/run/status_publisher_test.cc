@@ -19,6 +19,7 @@
 
 #include "base/trace/trace.h"
 #include "engine/run/status_page.h"
+#include "tests/support/fork_quietly.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 
@@ -172,7 +173,7 @@ TEST_F(StatusPublisherTest, AProcessHasOnePage) {
 
 TEST_F(StatusPublisherTest, AChildHasAPageOfItsOwn) {
   const StatusPublisher publisher(engine(), {});
-  const pid_t child = ::fork();
+  const pid_t child = fork_quietly();
   if (child == 0) {
     const StatusPublisher own(engine(), {});  // reads the engine, and calls nothing of it
     ::_exit(own.problem().empty() && read_status_pages(status_folder()).size() == 2 ? 0 : 1);
