@@ -132,14 +132,14 @@ def _set(config: "dict[str, Any]", assignment: str) -> None:
 
 
 def plan(model: str, config: "str | None", assignments: "list[str]", units: "list[str] | None",
-         buffers: "list[str]", is_on_gpu: bool = False) -> int:
+         buffers: "list[str]", is_on_gpu: bool = False, leases: "int | None" = None) -> int:
     try:
         from .engine import read_config
         from .plans import describe, model_of
         settings = {} if config is None else read_config(config)
         for assignment in assignments:
             _set(settings, assignment)
-        print("\n".join(describe(model_of(model), settings, units, buffers, is_on_gpu)))
+        print("\n".join(describe(model_of(model), settings, units, buffers, is_on_gpu, leases)))
     except (SluiceError, OSError, ValueError) as error:
         print(f"  {BAD}  {error}", file=sys.stderr)
         return 1
@@ -176,6 +176,7 @@ def main(arguments: Any = None) -> int:
     command.add_argument("--units", action="append", metavar="CLASS", help="the classes of modules that are units; repeatable")
     command.add_argument("--buffers", action="append", default=[], metavar="PATTERN",
                          help="names of buffers that move with their units, such as '*.qweight'; repeatable")
+    command.add_argument("--leases", type=_positive, metavar="N", help="how many units a module may use at once, where it reads parameters of others")
     command.add_argument("--gpu", action="store_true", help="for computation on a GPU, within memory.device of its memory; none is needed here")
     command = commands.add_parser("train-demo", help="trains a small model from storage, and compares it with one in memory")
     command.add_argument("--path", metavar="FOLDER", help="a folder on the drive; by default the one for temporary files")
@@ -192,7 +193,7 @@ def main(arguments: Any = None) -> int:
         print(f"  {BAD}  torch: {error}", file=sys.stderr)
         return 1
     if given.command == "plan":
-        return plan(given.model, given.config, given.set, given.units, given.buffers, given.gpu)
+        return plan(given.model, given.config, given.set, given.units, given.buffers, given.gpu, given.leases)
     from .demo import train_demo
     return train_demo(given.path, given.steps)
 

@@ -688,6 +688,9 @@ class Walk:
         if len(site.units) <= self.leases:
             self._reads.read(site)
 
+    def has_read(self, unit: Unit) -> bool:
+        return self._reads.has_read(unit)
+
     def watch_units(self, units: "Sequence[Unit]") -> None:
         """Parameters of them that are lent, but not for a forward of their own module, may be taken away while a view of them is kept."""
         for unit in units:

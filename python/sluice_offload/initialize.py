@@ -152,7 +152,7 @@ def _units_of(model: nn.Module, settings: "dict[str, Any]", options: "dict[str, 
     kinds = {key: tuple(options[key]) for key in ("units", "announced", "local")
              if options.get(key) is not None}
     options.update(kinds)  # an iterator can be read only once
-    return find_units(model, keeps_types=not names_type(settings), **kinds)
+    return find_units(model, keeps_types=not names_type(settings), leases=options.get("leases"), **kinds)
 
 
 def _take_groups(settings: "dict[str, Any]", model: nn.Module, parameters: "Iterable[Any]",

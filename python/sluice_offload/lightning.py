@@ -123,7 +123,7 @@ class SluiceStrategy(ParallelStrategy):
 
     def __init__(self, config: "Config | str | os.PathLike[str] | None" = None, *, placement: Optional[str] = None,
                  units: "Sequence[type | str] | None" = None, values: Any = None, buffers: "Sequence[str]" = (),
-                 keys: "Mapping[str, Any] | None" = None, **arguments: Any) -> None:
+                 leases: Optional[int] = None, keys: "Mapping[str, Any] | None" = None, **arguments: Any) -> None:
         """config: Sluice's or DeepSpeed's, a dictionary or a file. keys: keys of Sluice for which DeepSpeed has none."""
         super().__init__(**arguments)
         self._given = find_config({} if config is None else config)
@@ -135,7 +135,7 @@ class SluiceStrategy(ParallelStrategy):
                 raise ArgumentError(f"{self._given.name} is DeepSpeed's and says where the state lives; leave placement= out, and use "
                                     "the strategy \"sluice\"")
             self._given["placement"] = {"parameters": placement, "optimizer": placement, **self._given.get("placement", {})}
-        self._options = {"units": units, "values": values, "buffers": buffers}
+        self._options = {"units": units, "values": values, "buffers": buffers, "leases": leases}
         self.offloaded: Optional[OffloadOptimizer] = None
         self._requeue: "Optional[Callable[[Any, Any], Any]]" = None  # Lightning's answer to Slurm's signal
         self._requeue_signal: "Optional[tuple[Any, Any]]" = None  # that has come, and is not answered yet

@@ -67,7 +67,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             restore: "str | os.PathLike[str] | None" = None, convert: bool = False, resume: bool = False,
             optimizer: Optional[torch.optim.Optimizer] = None, buffers: "Sequence[str]" = (), process_group: Any = None,
             norm_group: Any = None, counted_elsewhere: "Iterable[torch.Tensor]" = (),
-            announced: "Iterable[type | str]" = (), local: "Iterable[type | str]" = (),
+            announced: "Iterable[type | str]" = (), local: "Iterable[type | str]" = (), leases: Optional[int] = None,
             device: "torch.device | str | int | None" = None) -> OffloadOptimizer:
     """Trains `model` with its parameters, masters and moments where `config` says: device memory, host memory or NVMe.
 
@@ -98,6 +98,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     local: the same, for modules that each of several processes has for itself, as in expert parallelism. No other process has them or
         hears of their announcements, and nothing of them is gathered or reduced. All processes have equally many, in the same places
         and of the same shapes, under names of their own, as those of a ModuleDict by the expert's number. A checkpoint has all.
+    leases: how many units a module may use at once, by default as many as have parameters of its own, mostly 1. One whose forward
+        reads parameters of another unit, without calling that one's module, needs one more. Each takes room in device memory.
     process_group: the processes that train this model together, a group of torch.distributed; by default all. For programs that
         divide a model themselves, by tensor or pipeline parallelism: those with the same part.
     norm_group: the processes that have one copy of the whole model between them, a group, for such programs: gradients are
@@ -133,7 +135,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     settings = read_config(config)
     require_no_deepspeed(settings)
     warn_of_memory(settings)
-    found = find_units(model, units, buffers, announced, keeps_types=not names_type(settings), local=local)
+    found = find_units(model, units, buffers, announced, keeps_types=not names_type(settings), local=local, leases=leases)
     guards.require_no_hooks_of_tied(found)
     if isinstance(values, Mapping):
         matching_buffers(model, values, found)

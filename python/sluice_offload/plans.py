@@ -74,10 +74,10 @@ def _size(count: float) -> str:
 
 
 def describe(model: nn.Module, config: "dict[str, Any]", units: "Sequence[str] | None" = None,
-             buffers: "Sequence[str]" = (), is_on_gpu: bool = False) -> "list[str]":
+             buffers: "Sequence[str]" = (), is_on_gpu: bool = False, leases: "int | None" = None) -> "list[str]":
     """The plan in lines. is_on_gpu: for computation on a GPU, whose memory is not the host's. Raises OutOfMemoryError, naming a budget that works, where the config's cannot."""
     require_no_deepspeed(config)
-    found = find_units(model, units, buffers, keeps_types=not names_type(config))
+    found = find_units(model, units, buffers, keeps_types=not names_type(config), leases=leases)
     folders = take_home(config, is_on_gpu)
     planned = plan(complete_config(config, found), found, is_on_gpu)
     lines = _shape(found)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Optional
 import torch
 from torch import nn
 
-from .units import Site
+from .units import Site, Unit
 
 if TYPE_CHECKING:
     from .hooks import Running, Walk
@@ -106,12 +106,26 @@ class Reads:
         self.lend(site)
         self._walk.watch_units(site.units)
 
-    def lend(self, site: Site) -> None:
-        """A module reads a weight of `site`."""
+    def _reader(self) -> "tuple[bool, Optional[Running]]":
+        """Whether a module computes, and which; None is the model itself."""
         walk, task = self._walk, _graph_task()
         reader = walk.innermost()
         is_forward = walk.depth > 0 if task == -1 else reader is not None and reader.task == task
-        if walk.active is None or not is_forward or not walk.is_own_thread():
+        return walk.active is not None and is_forward and walk.is_own_thread(), reader
+
+    def has_read(self, unit: Unit) -> bool:
+        """Whether backward will lend the unit for what the module computes with it from now on. True where no module computes."""
+        computes, reader = self._reader()
+        if not computes or (reader is not None and any(unit is own for own in reader.site.units)):
+            return True
+        last = next((read for read in self._open[::-1] if read.reader is reader), None)
+        return last is not None and any(unit is one for one in last.site.units)
+
+    def lend(self, site: Site) -> None:
+        """A module reads a weight of `site`."""
+        walk, task = self._walk, _graph_task()
+        computes, reader = self._reader()
+        if not computes:
             return
         kept = reader.site.units if reader is not None and reader.has_leases else []  # of which the reader needs the values, too
         others = [unit for unit in site.units if all(unit is not one for one in kept)]

@@ -110,16 +110,17 @@ def _save_together(callback: Any, device: torch.device) -> None:
 class Trainer(transformers.Trainer):
     """transformers.Trainer. sluice: the config, or its file; also one for DeepSpeed, whose "auto" are what `args` say, and which
     must not contradict them (docs/deepspeed.md). sluice_keys: keys of Sluice for which DeepSpeed has none, such as
-    {"memory": {"host": "8GiB"}}. sluice_units, sluice_buffers: `units` and `buffers` of offload()."""
+    {"memory": {"host": "8GiB"}}. sluice_units, sluice_buffers, sluice_leases: `units`, `buffers` and `leases` of offload()."""
 
     def __init__(self, *args: Any, sluice: "Config | str | os.PathLike[str] | None" = None, sluice_keys: "Mapping[str, Any] | None" = None,
-                 sluice_units: "Sequence[type | str] | None" = None, sluice_buffers: "Sequence[str]" = (), **kwargs: Any) -> None:
+                 sluice_units: "Sequence[type | str] | None" = None, sluice_buffers: "Sequence[str]" = (),
+                 sluice_leases: Optional[int] = None, **kwargs: Any) -> None:
         if sluice is None:
             raise ArgumentError("Trainer(): sluice= is missing: the config that says where the state lives, such as "
                                 "{\"placement\": {\"optimizer\": \"nvme\"}, \"storage\": {\"paths\": [\"/nvme\"]}}")
         self._sluice_given = find_config(sluice)
         self._sluice_keys = sluice_keys or {}
-        self._sluice_options: "dict[str, Any]" = {"units": sluice_units, "buffers": sluice_buffers}
+        self._sluice_options: "dict[str, Any]" = {"units": sluice_units, "buffers": sluice_buffers, "leases": sluice_leases}
         self._sluice_steps: Optional[int] = None  # of the whole training, where train() knows it
         self._sluice_schedule: "Optional[dict[str, Any]]" = None  # the config of a schedule that is not `args`'
         self._sluice: Optional[OffloadOptimizer] = None

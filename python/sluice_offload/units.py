@@ -89,12 +89,9 @@ class Site:
 class Units:
     units: "list[Unit]"
     sites: "list[Site]"
-
-    @property
-    def leases(self) -> int:
-        """How many leases computation holds at a time: those of one module. With more, an unexpected order might find
-        no room in the engine's window beside the leases of modules that are over."""
-        return max(len(site.units) for site in self.sites)
+    # How many leases computation holds at a time: those of one module, and of what it reads of others. With more, an unexpected
+    # order might find no room in the engine's window beside the leases of modules that are over.
+    leases: int
 
     @property
     def are_mixed(self) -> bool:
@@ -169,12 +166,13 @@ def _lists_of(module: nn.Module, prefix: str = "") -> "Iterator[tuple[str, nn.Mo
 
 
 def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, buffers: "Sequence[str]" = (),
-               announced: "Iterable[type | str]" = (), keeps_types: bool = False, local: "Iterable[type | str]" = ()) -> Units:
+               announced: "Iterable[type | str]" = (), keeps_types: bool = False, local: "Iterable[type | str]" = (),
+               leases: Optional[int] = None) -> Units:
     """The units of `model`. `units`: classes of modules, or their names, each instance of which is one; by default those
     that the model itself names (`_no_split_modules`), else the children of its lists and sequences. `buffers`: patterns of
     the names of buffers that belong to units, too. `announced`: classes, or their names, of which each instance is a unit that
     steps announce; `local`: of those, the ones that each process has for itself. `keeps_types`: trained parameters of fp32 and bf16
-    keep their types."""
+    keep their types. `leases`: how many a module may use at once, with those of whose modules it reads parameters."""
     units = None if units is None else tuple(units)
     announced, local = tuple(announced), tuple(local)
     names, classes, ids = _classes(model, units)
@@ -221,7 +219,7 @@ def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, bu
     if local and not any(unit.is_local for unit in found.units):
         raise ArgumentError(f"local={list(local)!r} names no module of the model with parameters")
     found.check_buffers(model)
-    result = found.result()
+    result = found.result(model, leases)
     _check_memory([member for unit in result.units for member in unit.members])
     _check_aliases(model, [member for unit in result.units for member in unit.members])
     if not result.units:
@@ -309,14 +307,25 @@ class _Finder:
                 raise ArgumentError(f"buffers: {pattern!r} names no buffer; the model has {names[:6]}"
                                     f"{' and others' if len(names) > 6 else ''}")
 
-    def result(self) -> Units:
+    def result(self, model: nn.Module, leases: Optional[int]) -> Units:
         sites = {id(site.module) for site in self.sites}
         for site in self.sites:
             contains = any(id(child) in sites for child in site.module.modules() if child is not site.module)
             for unit in site.units if contains else ():
                 unit.is_held = True
         # Numbered anew, without gaps; the parameters' names, which are unique, name frozen twins apart.
-        return Units(self.units, self.sites)
+        return Units(self.units, self.sites, self._leases(model, leases))
+
+    def _leases(self, model: nn.Module, given: Optional[int]) -> int:
+        most = max(self.sites, key=lambda site: len(site.units), default=None)
+        own = 1 if most is None else len(most.units)
+        if given is None:  # the encoders of DeBERTa and SEW-D have this method, for all of whose layers it reads one embedding
+            readers = {id(layer) for module in model.modules() if hasattr(module, "get_rel_embedding") for layer in module.modules()}
+            given = max((len(site.units) + (id(site.module) in readers) for site in self.sites), default=1)
+        elif isinstance(given, bool) or not isinstance(given, int) or given < own:
+            least = f"{most.name or 'the model'} has parameters in {own}" if most is not None and own > 1 else "it is 1 at least"
+            raise ArgumentError(f"leases={given!r}: give the number of units that a module may use at once; {least}")
+        return min(given, max(own, len(self.units)))
 
 
 def _check_forward(place: str, module: nn.Module) -> None:

@@ -50,9 +50,12 @@ class _Place:
         self.walk, self.unit, self.site, self.name = weakref.ref(walk), unit, site, name
         self.memory = {storage._cdata for storage in walk.storages[unit.index].places()}
 
-    def is_shown(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether it has values, and backward will have them, too, for what is computed with them now."""
         walk = self.walk()
-        return walk is not None and (walk.is_lent(self.unit.index) or self.unit.index in walk.gathered)
+        if walk is None or not (walk.is_lent(self.unit.index) or self.unit.index in walk.gathered):
+            return False
+        return walk.has_read(self.unit)
 
     def __reduce__(self) -> Any:
         raise NOT_COPIED
@@ -179,7 +182,7 @@ def _call(name: str, func: Any, args: "tuple[Any, ...]", kwargs: "dict[str, Any]
         target = first if name.endswith("_") and not name.endswith("__") or name == "__setitem__" else kwargs.get("out")
         read = (args[1:], kwargs) if name == "new_tensor" else (args, kwargs)  # the first one has the type alone
         places = [x._sluice_place for x in tree_leaves(read) if _is_guarded(x)]
-        _ask(name, [place for place in places if not place.is_shown()], isinstance(target, _Unlent))
+        _ask(name, [place for place in places if not place.is_ready()], isinstance(target, _Unlent))
         return func(*args, **kwargs)
 
 
@@ -210,11 +213,11 @@ def _ask(name: str, places: "list[_Place]", is_written: bool) -> None:
     units = list({place.unit.index: place.unit for place in places}.values())
     if walk is not None and not is_written:
         walk.lend_for_read(first.site if len(units) == 1 else Site(first.site.module, first.name, units))
-    if is_written or not all(place.is_shown() for place in places):
-        raise ArgumentError(_refusal(first, walk, name, is_written))
+    if is_written or not all(place.is_ready() for place in places):
+        raise ArgumentError(_refusal(first, walk, name, is_written, len(units)))
 
 
-def _refusal(place: _Place, walk: "Optional[Walk]", name: str, is_written: bool) -> str:
+def _refusal(place: _Place, walk: "Optional[Walk]", name: str, is_written: bool, count: int) -> str:
     reader = None if walk is None else walk.innermost()
     is_within = walk is not None and walk.depth > 0
     where = "outside of the model's forward" if not is_within else "in the forward of the model" if reader is None else \
@@ -231,6 +234,6 @@ def _refusal(place: _Place, walk: "Optional[Walk]", name: str, is_written: bool)
     if not is_within:
         return (found + "where an offloaded model has no values of it. Read it inside of `with sluice_offload.gathered(model):`, which also "
                 "goes around methods beside forward, or of parts of units; a loss has to be computed in the model's forward")
-    return (found + f"beside which there is no room for unit \"{place.unit.name}\". Name a module that contains both in offload(units=...), or "
-            "assign the parameter to an attribute of the module that reads it before offload()")
+    return (found + f"beside which there is no room for unit \"{place.unit.name}\". Give offload() leases={max(walk.leases + 1, count + len(reader.site.units if reader is not None else []))}, "
+            "so that a module may use so many units at once, or name a module that contains both in units=")
 

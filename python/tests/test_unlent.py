@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sluice_offload as sluice
-from conftest import Block, Tiny, adamw, batch, hidden, tiny, train, worst
+from conftest import Block, Tiny, adamw, batch, hidden, moves_as_planned, tiny, train, worst
 
 
 class Quantizer(nn.Module):
@@ -199,10 +199,65 @@ def test_a_read_without_room_names_what_helps(config):
     optimizer = sluice.offload(model, config, units=[Beside])
     for is_training in (False, True):
         with torch.set_grad_enabled(is_training), pytest.raises(sluice.ArgumentError, match=(
-                r'mul\(\) reads blocks.0.norm.weight in the forward of module "blocks.1", .* no room .*units=.* attribute of the module')):
+                r'mul\(\) reads blocks.0.norm.weight in the forward of module "blocks.1", .* no room .* leases=2, .*units=')):
             model(*batch(0))
         optimizer.zero_grad()
     optimizer.close()
+
+
+class Relative(Block):
+    """As DeBERTa's layers: all get one parameter of another unit, of which they compute with views."""
+
+    def forward(self, x, table):
+        table = nn.functional.dropout(table, 0.0)  # which gives back its input
+        return super().forward(x) + self.mlp[1](table[1:3].unsqueeze(0)).mean()
+
+
+class Encoder(Tiny):
+    def __init__(self):
+        super().__init__(layers=4, block=Relative)
+        self.relative = nn.Embedding(4, 32)
+
+    def get_table(self):
+        return self.relative.weight
+
+    def forward(self, tokens, labels):
+        x = self.embedding(tokens) + self.positions[:tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x, self.get_table())
+        return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+class Deberta(Encoder):
+    def get_rel_embedding(self):
+        return self.relative.weight
+
+    get_table = get_rel_embedding
+
+
+@pytest.mark.parametrize("kind, leases", [(Encoder, 2), (Encoder, 3), (Deberta, None)])
+def test_many_units_read_a_parameter_of_another(config, kind, leases):
+    torch.manual_seed(0)
+    reference = kind()
+    model = copy.deepcopy(reference)
+    expected = train(reference, adamw(reference, config), 8, clip_norm=1.0)
+    optimizer = sluice.offload(model, config, units=[Relative], leases=leases)
+    losses, norms = train(model, optimizer, 8)
+    assert worst(losses, expected[0]) <= 2e-6 and worst(norms, expected[1]) <= 1e-5
+    moves_as_planned(optimizer)
+    with torch.no_grad():
+        assert abs(model(*batch(9)) - reference(*batch(9))) <= 1e-5
+    optimizer.close()
+
+
+@pytest.mark.parametrize("leases", [0, 1, True, 2.0, "2"])
+def test_leases_are_a_number_that_the_model_needs(config, leases):
+    model = tiny(tied=False)
+    model.head.bias = nn.Parameter(torch.zeros(61))
+    model.tail = nn.Linear(32, 61)
+    model.tail.weight, model.tail.bias = model.embedding.weight, model.head.bias
+    with pytest.raises(sluice.ArgumentError, match=rf"leases={leases!r}: give the number .*; tail has parameters in 2"):
+        sluice.offload(model, config, units=[Block], leases=leases)
 
 
 def test_the_model_itself_is_no_unit(config):

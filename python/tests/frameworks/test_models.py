@@ -45,6 +45,18 @@ def vit():
         num_labels=5, hidden_dropout_prob=0, attention_probs_dropout_prob=0))
 
 
+def deberta(norm="layer_norm"):
+    """All layers read the weight of one embedding, or what its norm makes of it."""
+    return transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(
+        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=8, num_attention_heads=4, intermediate_size=128, max_position_embeddings=32,
+        relative_attention=True, position_buckets=8, norm_rel_ebd=norm, share_att_key=True, pos_att_type="p2c|c2p", position_biased_input=False,
+        type_vocab_size=0, hidden_dropout_prob=0, attention_probs_dropout_prob=0))
+
+
+def deberta_without_norm():
+    return deberta("none")
+
+
 def inputs(name, step):
     generator = torch.Generator().manual_seed(700 + step)
     if name == "vit":
@@ -76,7 +88,7 @@ def apart(model, reference, start):
 
 # Each with its budgets for device and host in KiB.
 CASES = {"gpt2": (gpt2, 700, 700), "llama": (llama, 700, 700), "mixtral": (mixtral, 500, 700), "t5": (t5, 500, 500),
-         "vit": (vit, 500, 500)}
+         "vit": (vit, 500, 500), "deberta": (deberta, 580, 500), "deberta_without_norm": (deberta_without_norm, 580, 500)}
 
 
 @pytest.mark.parametrize("name", CASES)
