@@ -17,7 +17,7 @@
 #   long        the tests labelled slow, and the suites that the release build leaves to the sanitizers, with as many cases
 #   copies      the engine's tests with copies on the host device (memory.unified off)
 #   guard       the engine's tests with memory that only leases may use (memory.guard on)
-#   frameworks  the package for PyTorch under transformers, accelerate, lightning, peft, bitsandbytes, TRL and DeepSpeed
+#   frameworks  the package for PyTorch under transformers, accelerate, lightning, peft, bitsandbytes, TRL, diffusers and DeepSpeed
 #   wheels      the wheel that holds its libraries, under the oldest torch and the newest, and the Python tests marked slow
 #   alone       each source compiled alone
 #   twice       two builds in different folders, compared
@@ -217,7 +217,7 @@ test_torch() {
 
 # transformers, accelerate, lightning and peft with that wheel; one that is missing is a failure.
 test_frameworks() {
-  say "testing the package for PyTorch under transformers, accelerate, lightning, peft, bitsandbytes, TRL and DeepSpeed"
+  say "testing the package for PyTorch under transformers, accelerate, lightning, peft, bitsandbytes, TRL, diffusers and DeepSpeed"
   local environment=$PWD/build/torch status=0
   tools/torch_environment.py "$environment" --frameworks || status=$?
   if [[ $status == 77 ]]; then

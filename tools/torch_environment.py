@@ -3,8 +3,8 @@
 
 Makes FOLDER a virtual environment with torch and pytest for the tests of python/, unless it is that already, and checks
 that torch can be imported there. Exits with 77, and says why, where the package index cannot give torch. With --frameworks
-it adds transformers, accelerate, lightning, peft, bitsandbytes and trl; a framework that is missing is then a failure. --deepspeed
-adds DeepSpeed, which wants an environment of its own. --torch names a version, such as 2.6.0; by default the newest.
+it adds transformers, accelerate, lightning, peft, bitsandbytes, trl and diffusers; a framework that is missing is then a failure.
+--deepspeed adds DeepSpeed, which wants an environment of its own. --torch names a version, such as 2.6.0; by default the newest.
 
 The package index has torch for x86-64 with CUDA alone, which wants 4 GB of NVIDIA's libraries. On a machine without a GPU
 nothing calls them; but the loader wants them there. So torch is installed without what it depends on, and each library that
@@ -21,9 +21,9 @@ import time
 
 PURE = ["filelock", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "setuptools"]
 OTHERS = ["numpy"]  # torch.distributed.checkpoint packs Python objects with it
-FRAMEWORKS = ["transformers", "accelerate", "lightning", "peft", "torchmetrics", "bitsandbytes", "trl"]
-FRAMEWORKS_NEED = ["datasets", "huggingface-hub", "lightning-utilities", "packaging", "psutil", "pyyaml", "regex", "safetensors", "tokenizers",
-                   "tqdm", "typer"]
+FRAMEWORKS = ["transformers", "accelerate", "lightning", "peft", "torchmetrics", "bitsandbytes", "trl", "diffusers"]
+FRAMEWORKS_NEED = ["datasets", "huggingface-hub", "importlib-metadata", "lightning-utilities", "packaging", "pillow", "psutil", "pyyaml", "regex",
+                   "requests", "safetensors", "tokenizers", "tqdm", "typer"]
 # DeepSpeed compiles with ninja what it uses.
 DEEPSPEED_NEED = ["wheel", "ninja", "einops", "hjson", "msgpack", "packaging", "psutil", "py-cpuinfo", "pydantic", "tqdm"]
 NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
