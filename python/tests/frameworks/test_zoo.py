@@ -138,6 +138,54 @@ def test_small_models_train_as_in_memory(tmp_path, name):
     assert losses == pytest.approx(expected, rel=1e-2 if name.startswith("MobileNet") else 2e-5)
 
 
+def _bits(name, folder, placement, dtype, **settings):
+    """The parameters after three steps of two micro-batches each, checkpointed where the model can be."""
+    kind, architecture, variant, _ = json.loads(ZOO.read_text(encoding="utf-8"))[name]
+    model, config = _make(name, architecture, VARIANTS[variant])
+    model.to(dtype).train()
+    if model.supports_gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": len(name) % 2 == 0})
+    optimizer = sluice.offload(model, {"placement": {"parameters": placement, "optimizer": placement}, "storage": {"paths": [str(folder)]},
+                                       "optimizer": {"learning_rate": 1e-3}, **settings})
+    for micro_batch in range(6):
+        torch.manual_seed(micro_batch)
+        given = {key: value.to(dtype) if value.is_floating_point() else value for key, value in _inputs(kind, config, micro_batch).items()}
+        model(**given).loss.backward()
+        if micro_batch % 2:
+            optimizer.step()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer.close()
+    return state
+
+
+def _smallest(name, folder, dtype):
+    """What `_bits` gives under the smallest budgets, as the errors name them."""
+    memory = {"device": "1KiB", "host": "1KiB"}
+    while True:
+        try:
+            return _bits(name, folder, "nvme", dtype, memory=dict(memory))
+        except sluice.OutOfMemoryError as error:
+            before = dict(memory)
+            for pattern in (r'memory\.(\w+) = [^;]* is too small; the smallest that works is "([^"]+)"', r'with memory\.(\w+) = "([^"]+)"'):
+                memory.update(re.findall(pattern, str(error)))
+            if memory == before:
+                raise
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [name for name, (*_, refusal) in json.loads(ZOO.read_text(encoding="utf-8")).items() if not refusal]
+                         if ZOO.exists() else [])
+def test_placement_changes_no_bit(tmp_path, name, dtype):
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    if name.startswith(("FNet", "Mra")) and dtype == torch.bfloat16:
+        pytest.skip("it does not compute in bf16, wherever its state is")
+    expected = _bits(name, tmp_path, "device", dtype)
+    state = _smallest(name, tmp_path, dtype)
+    assert state.keys() == expected.keys()
+    assert [key for key, value in state.items() if not torch.equal(value, expected[key])] == []
+
+
 def _record():
     found = {}
     for kind, mapping in KINDS.items():
