@@ -159,7 +159,7 @@ def _bits(name, folder, placement, dtype, **settings):
 
 
 def _smallest(name, folder, dtype):
-    """What `_bits` gives under the smallest budgets, as the errors name them."""
+    """As `_bits`, under the smallest budgets, which errors name."""
     memory = {"device": "1KiB", "host": "1KiB"}
     while True:
         try:
