@@ -48,6 +48,9 @@ def test_plans_are_what_the_engine_takes(config, capsys, tmp_path, monkeypatch):
     optimizer.close()
     assert f"reads {read / 1024:.1f} KiB" in said or f"reads {read / 2**20:.1f} MiB" in said
     assert f"writes {written / 1024:.1f} KiB" in said or f"writes {written / 2**20:.1f} MiB" in said
+    for leases, options in ((1, []), (2, ["--leases", "2"])):
+        assert main(["plan", "test_commands:small", "--config", str(tmp_path / "sluice.json"), "--units", "Block", *options]) == 0
+        assert f"computation holds {leases} at a time" in capsys.readouterr().out
 
 
 def test_plans_for_a_gpu(config, capsys, tmp_path, monkeypatch):
