@@ -1,17 +1,14 @@
 #include "capi/call_guard.h"
 
+#include "capi/thread_text.h"
+
 namespace sluice {
-namespace {
-
-thread_local std::string last_error;
-
-}  // namespace
 
 sluice_status set_error(sluice_status status, const char* message) noexcept {
   try {
-    last_error = message;
+    (void)keep_text(ThreadText::kLastError, message);
   } catch (const std::bad_alloc&) {
-    last_error.clear();
+    // Without memory the message is empty; the status says what happened.
   }
   return status;
 }
@@ -29,7 +26,7 @@ sluice_status refuse_forked(const char* noun) noexcept {
 }
 
 const char* last_error_text() noexcept {
-  return last_error.c_str();
+  return kept_text(ThreadText::kLastError);
 }
 
 void refuse(const std::string& message) {

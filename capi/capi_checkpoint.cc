@@ -1,11 +1,15 @@
 // Saving and resuming an engine behind the C interface.
 #include <cstring>
 #include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include <sluice/checkpoint.h>
 
+#include "base/utf8.h"
 #include "capi/engine_handle.h"
 #include "capi/sluice.h"
 #include "engine/store/commit_format.h"
@@ -71,11 +75,21 @@ sluice_status sluice_restore(sluice_engine* engine, const char* folder, int conv
     require(folder, name, "folder");
     const OpenCheckpoint opened = open_checkpoint(
         folder, converts != 0 ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved);
-    engine->engine->restore(*opened.source);
     // Its own, as long as the checkpoint is of as many ranks.
     const std::vector<std::string>& texts = opened.application;
     const std::size_t own = engine->engine->rank();
-    engine->application = texts.empty() ? std::string() : texts[own < texts.size() ? own : 0];
+    const std::string text = texts.empty() ? std::string() : texts[own < texts.size() ? own : 0];
+    const bool fits = text.size() <= kApplicationBytesMax;
+    const std::string kept =
+        fits && !text.empty() ? text : engine->next_application.value_or(std::string());
+    engine->engine->restore(*opened.source, kept);
+    engine->application = text;
+    if (fits || !kept.empty() || !engine->engine->committed_step()) return;
+    const std::string note = fmt::format(
+        "storage: the store's first commit has no text: the checkpoint's has {} B, and a commit "
+        "has room for {} B",
+        text.size(), kApplicationBytesMax);
+    engine->add_notes(std::span(&note, 1));
   });
 }
 
@@ -101,6 +115,11 @@ sluice_status sluice_set_application(sluice_engine* engine, const char* text) {
           fmt::format("{}: the text has {} B, but a commit has room for {} B; keep larger data in "
                       "a file, and its path here",
                       name, size_bytes, kApplicationBytesMax));
+    if (!is_utf8(text))
+      refuse(
+          fmt::format("{}: the text of {} B is not UTF-8, as the text of a checkpoint has to be; "
+                      "give other data as text, such as base64",
+                      name, std::strlen(text)));
     engine->next_application = text;
   });
 }

@@ -15,16 +15,13 @@
 
 #include "capi/call_guard.h"
 #include "capi/sluice.h"
+#include "capi/thread_text.h"
 #include "engine/config/learning_rate.h"
 #include "tools/deepspeed/deepspeed_import.h"
 
 using namespace sluice;
 
 namespace {
-
-// Valid until the thread's next call, as in the header.
-thread_local std::string imported_text;
-thread_local std::string read_text;
 
 // Numbers up to this one are exact in doubles, and ten times as much is below 2^64.
 constexpr std::uint64_t kWholeMax = std::uint64_t{1} << 53;
@@ -120,8 +117,7 @@ sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
     const ImportedConfig imported = import_deepspeed(text, file_name, values);
     if (!imported.report.refused.empty())
       throw Error(ErrorCode::kConfig, refusals(imported.report, file_name));
-    imported_text = report_json(imported, file_name);
-    *report = imported_text.c_str();
+    *report = keep_text(ThreadText::kImportedConfig, report_json(imported, file_name));
   });
 }
 
@@ -134,10 +130,9 @@ sluice_status sluice_read_config(const char* text, const char* file_name,
     require(text, name, "the text");
     require(file_name, name, "the file's name");
     (void)ConfigDocument(text, file_name);  // or an error with line and column
-    read_text = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/true,
-                                      /*ignore_comments=*/true)
-                    .dump();
-    *config_json = read_text.c_str();
+    const nlohmann::json config = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/true,
+                                                        /*ignore_comments=*/true);
+    *config_json = keep_text(ThreadText::kReadConfig, config.dump());
   });
 }
 

@@ -16,6 +16,7 @@
 #include "capi/call_guard.h"
 #include "capi/engine_handle.h"
 #include "capi/sluice_gpu.h"
+#include "capi/thread_text.h"
 #include "engine/ranks/ranks.h"
 #include "gpu/cuda/kernel_list.h"
 #include "gpu/ranks/nccl_collectives.h"
@@ -114,9 +115,7 @@ sluice_status sluice_why_no_gpu(int32_t gpu, const char** why) {
   const char* const name = __func__;
   return guarded([&] {
     require(why, name, "the place for the text");
-    thread_local std::string text;
-    text = why_no_cuda_device(gpu);
-    *why = text.c_str();
+    *why = keep_text(ThreadText::kWhyNoGpu, why_no_cuda_device(gpu));
   });
 }
 
@@ -125,9 +124,7 @@ sluice_status sluice_gpu_ranks_id(const char** id) {
   return guarded([&] {
     require(id, name, "the place for the text");
     *id = nullptr;
-    thread_local std::string text;
-    text = text_of(make_nccl_id());
-    *id = text.c_str();
+    *id = keep_text(ThreadText::kGpuRanksId, text_of(make_nccl_id()));
   });
 }
 

@@ -28,8 +28,7 @@ struct sluice_optimizer : Handle {
   std::map<void*, Stream> streams;  // those of the application, adopted
   std::unique_ptr<DetachedOptimizer> optimizer;
   std::deque<std::string> notes;
-  std::string note;               // the last one returned
-  std::string non_finite_tensor;  // one that a note has named
+  std::string note;  // the last one returned
 };
 
 namespace {
@@ -209,10 +208,6 @@ sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** no
     require(note, name, "the place for the note");
     *note = nullptr;
     std::ranges::move(optimizer->optimizer->take_notes(), std::back_inserter(optimizer->notes));
-    if (const std::string found = optimizer->optimizer->report().non_finite_tensor;
-        found != std::exchange(optimizer->non_finite_tensor, found))
-      optimizer->notes.push_back(
-          fmt::format("an update has left \"{}\" with an infinity or a NaN", found));
     if (optimizer->notes.empty()) return;
     optimizer->note = std::move(optimizer->notes.front());
     optimizer->notes.pop_front();

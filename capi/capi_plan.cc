@@ -9,13 +9,12 @@
 #include "capi/call_guard.h"
 #include "capi/model.h"
 #include "capi/sluice_gpu.h"
+#include "capi/thread_text.h"
+#include "engine/plan/striping.h"
 
 using namespace sluice;
 
 namespace {
-
-// Valid until the thread's next plan, as the header says.
-thread_local std::string planned_text;
 
 nlohmann::ordered_json json_of(const Plan& planned) {
   nlohmann::ordered_json pools = nlohmann::ordered_json::array();
@@ -46,8 +45,11 @@ sluice_status plan_text(const char* name, const char* config_json, const sluice_
     require(model, name, "the model");
     const Config config = engine_config(ConfigDocument(config_json, "config"));
     const ModelSpec spec = model_from_c(*model, config.precision.parameters);
-    planned_text = json_of(plan(config, spec, machine(config))).dump();
-    *plan_json = planned_text.c_str();
+    const Plan planned = plan(config, spec, machine(config));
+    // As an engine that makes scratch files. A durable store that is there needs no weights.
+    if (planned.nvme_bytes != 0 && config.storage.state.name.empty())
+      (void)storage_weights(config.storage);
+    *plan_json = keep_text(ThreadText::kPlan, json_of(planned).dump());
   });
 }
 

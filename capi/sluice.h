@@ -256,10 +256,10 @@ sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep
 // {"save_buffers": N}. If another save is running, the call first waits for the end of that save.
 sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
                                 const char* application);
-// Both calls set `*has_one` to 1 if a checkpoint from sluice_begin_save() has appeared, and to 0
-// otherwise. Each checkpoint is reported only once, by sluice_poll_save() or sluice_finish_save().
-// For a reported checkpoint, sluice_saved_path() gives the path. sluice_finish_save() first waits
-// until a running save has ended. During sluice_finish_save(), no step may be active.
+// Both calls set `*has_one` to 1 if a checkpoint from sluice_begin_save() has appeared since the
+// last report, and to 0 otherwise. sluice_saved_path() gives its path. If several have appeared,
+// the report is of the newest, and notes name the others. sluice_finish_save() first waits until a
+// running save has ended. During sluice_finish_save(), no step may be active.
 // sluice_poll_save() does not finish a checkpoint. The checkpoint appears during a later call of
 // sluice_begin_step(), sluice_finish_save(), sluice_begin_save(), sluice_save(),
 // sluice_replace_values() or sluice_close(). A checkpoint that has not appeared is lost if the
@@ -268,8 +268,8 @@ sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_
 // failure. After a failure, nothing of the checkpoint is left.
 sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
-// Sets the whole state from the checkpoint in `folder`. The program makes this call instead of
-// sluice_initialize(). Training then continues with the same bits as an uninterrupted run. A
+// Sets the whole state from the checkpoint in `folder`, instead of sluice_initialize(). Training
+// then continues with the same bits as an uninterrupted run. Commits of a store keep its text. A
 // checkpoint with another precision, other frozen units or other moments is refused if `converts`
 // is 0, and otherwise converted: masters are copied exactly (docs/checkpoints.md).
 sluice_status sluice_restore(sluice_engine* engine, const char* folder, int converts);
@@ -280,7 +280,7 @@ sluice_status sluice_restore(sluice_engine* engine, const char* folder, int conv
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
 // Sets a text that is saved with the commit of each step that finishes after this call and is not
-// skipped. The text has at most 1 MiB, and is empty at first.
+// skipped. The text is UTF-8, has at most 1 MiB, and is empty at first.
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
 // Commits the last step, even if no commit is due. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);

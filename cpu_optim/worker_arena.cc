@@ -81,6 +81,10 @@ void WorkerArena::run(std::uint64_t count, Call call, const void* body) {
         tbb::simple_partitioner());
   };
   try {
+    // oneTBB starts its threads where they have work: for one iteration, the calling thread is
+    // enough.
+    std::optional<SignalsBlocked> signals;
+    if (count > 1) signals.emplace();
     tbb_->arena.execute(loop);
   } catch (const std::runtime_error& error) {
     // oneTBB starts its threads when they have work, and has no type for this error.

@@ -68,7 +68,7 @@ void Engine::restore(StateSource& source, const std::string& application) {
                             "last commit names; choose another storage.state.name",
                             parts_->durable->name()));
   // The store's next commit is a state of this config.
-  if (parts_->durable && !parts_->durable->is_new() && !parts_->durable->changes().empty())
+  if (parts_->durable && !parts_->durable->is_new())
     parts_->loop.set_commit_settings(parts_->durable->accepted_settings(),
                                      parts_->durable->config_hash());
   parts_->fill(source, application, "restore");
@@ -98,14 +98,15 @@ OpenedState Engine::open_or_create(const InitialValues& values, const OpenOption
   opened.application = parts_->loop.committed().application;
   opened.changes = parts_->durable->changes();
   if (!opened.changes.empty() && !options.accepts_changes)
-    throw Error(ErrorCode::kInput,
-                fmt::format("the store \"{}\" was made with other numbers: {}; change them back, "
-                            "or accept the change",
-                            parts_->durable->name(), fmt::join(opened.changes, "; ")));
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("the store \"{}\" was made with other numbers: {}; change them back, or "
+                    "accept the change (accepts_changes, in Python accept_changes=True)",
+                    parts_->durable->name(), fmt::join(opened.changes, "; ")));
   parts_->open_store();
-  if (!opened.changes.empty())
-    parts_->loop.set_commit_settings(parts_->durable->accepted_settings(),
-                                     parts_->durable->config_hash());
+  // Also where none has changed: an older version has not written all of them.
+  parts_->loop.set_commit_settings(parts_->durable->accepted_settings(),
+                                   parts_->durable->config_hash());
   return opened;
 }
 

@@ -1,5 +1,10 @@
 // The part of the facade that writes checkpoints.
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -9,6 +14,25 @@
 #include "engine/engine_parts.h"
 
 namespace sluice {
+namespace {
+
+// A program that never asks gets no more of them than this.
+constexpr std::size_t kNotesMax = 100;
+
+// `later` takes over what no call has returned of `earlier`.
+void take_over(SavedCheckpoint&& earlier, SavedCheckpoint& later) {
+  std::vector<std::string> notes = std::move(earlier.notes);
+  notes.push_back(
+      fmt::format("checkpoint: \"{}\" of step {} had appeared before \"{}\"; no call had asked "
+                  "for it by then",
+                  earlier.path, earlier.step, later.path));
+  std::ranges::move(later.notes, std::back_inserter(notes));
+  if (notes.size() > kNotesMax)
+    notes.erase(notes.begin(), notes.end() - static_cast<std::ptrdiff_t>(kNotesMax));
+  later.notes = std::move(notes);
+}
+
+}  // namespace
 
 SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options) {
   const CallGuard guard(parts_->link, "save");
@@ -57,7 +81,6 @@ void Engine::begin_save(const std::string& root, const SaveOptions& options) {
        .finish = [&writer] { writer.sync(); }},
       writer.writes_blocks());
   save.blocked_ns = static_cast<std::int64_t>(trace_now_ns() - begin_ns);
-  parts_->saved.reset();
   parts_->save = std::move(save);
 }
 
@@ -110,6 +133,7 @@ void Engine::Parts::advance_save(SaveWait wait) {
     named.duration_ns = static_cast<std::int64_t>(now_ns - ended.begin_ns);
     named.blocked_ns = ended.blocked_ns + static_cast<std::int64_t>(now_ns - begin_ns);
     named.update_wait_ns = end.update_wait_ns;
+    if (saved) take_over(std::move(*saved), named);
     saved = std::move(named);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kRanks) throw;

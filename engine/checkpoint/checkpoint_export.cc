@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include <fmt/format.h>
+
 #include <sluice/host_device.h>
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
+#include "base/utf8.h"
 #include "engine/checkpoint/checkpoint_writer.h"
 #include "engine/plan/layout.h"
 #include "engine/ranks/ranks.h"
@@ -49,6 +52,21 @@ void visit_blocks(const Layout& layout, StateSource& source, const StateAccess::
   places.finish();
 }
 
+// The texts as a manifest can have them. A store of an earlier version may hold any bytes.
+std::vector<std::string> texts_for_manifest(const std::vector<std::string>& application,
+                                            std::vector<std::string>& notes) {
+  std::vector<std::string> texts;
+  for (const std::string& text : application) {
+    if (!is_utf8(text))
+      notes.push_back(
+          fmt::format("export: the application's text of rank {}, of {} B, is not UTF-8, as a "
+                      "checkpoint's has to be; U+FFFD takes the place of each byte that is not",
+                      texts.size(), text.size()));
+    texts.push_back(valid_utf8(text));
+  }
+  return texts;
+}
+
 }  // namespace
 
 SavedCheckpoint export_checkpoint(StateSource& source, const ModelSpec& given_model,
@@ -65,11 +83,15 @@ SavedCheckpoint export_checkpoint(StateSource& source, const ModelSpec& given_mo
   Ranks ranks({}, nullptr, *device);
   SaveOptions all = options;
   all.hyperparameters.merge(hyperparameters_of(config.optimizer));
-  return CheckpointWriter(layout, description, kPlaces, ranks)
-      .save(
-          root, source.position(), all,
-          [&](const StateAccess::Visit& visit) { visit_blocks(layout, source, visit); },
-          application);
+  std::vector<std::string> notes;
+  SavedCheckpoint saved =
+      CheckpointWriter(layout, description, kPlaces, ranks)
+          .save(
+              root, source.position(), all,
+              [&](const StateAccess::Visit& visit) { visit_blocks(layout, source, visit); },
+              texts_for_manifest(application, notes));
+  saved.notes.insert(saved.notes.begin(), notes.begin(), notes.end());
+  return saved;
 }
 
 }  // namespace sluice

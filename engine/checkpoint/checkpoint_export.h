@@ -12,7 +12,9 @@
 namespace sluice {
 
 // The function takes precision, optimizer and block size from `config`. `application` has one text
-// of the application for each rank. `root` has the same meaning as in Engine::save().
+// of the application for each rank. If a text is not UTF-8, the checkpoint has U+FFFD in place of
+// the other bytes, and SavedCheckpoint::notes says so. `root` has the same meaning as in
+// Engine::save().
 // Fails with the errors of Engine::save(), and with the source's own errors.
 SavedCheckpoint export_checkpoint(StateSource& source, const ModelSpec& model, const Config& config,
                                   const std::string& root, const SaveOptions& options,

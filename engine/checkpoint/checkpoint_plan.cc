@@ -30,7 +30,7 @@ struct Item {
 };
 
 // "format": required by transformers.
-const std::map<std::string, std::string> kMetadata{{"format", "pt"}};
+const std::map<std::string, std::string> kFileMetadata{{"format", "pt"}};
 
 // At least what the item takes of a file: its data, and its part of the header, where its two
 // offsets may have up to 20 digits.
@@ -44,7 +44,7 @@ void add_files(CheckpointPlan& plan, const std::string& stem, std::vector<Item> 
                std::uint64_t file_bytes_max) {
   if (items.empty()) return;
   std::vector<std::vector<Item>> files(1);
-  const std::uint64_t start_bytes = safetensors_beginning({}, kMetadata, kPageBytes).size();
+  const std::uint64_t start_bytes = safetensors_beginning({}, kFileMetadata, kPageBytes).size();
   std::uint64_t bytes = start_bytes;
   for (Item& item : items) {
     const std::uint64_t item_bytes = bytes_in_file(item);
@@ -68,7 +68,7 @@ void add_files(CheckpointPlan& plan, const std::string& stem, std::vector<Item> 
     for (const Item& item : file) entries.push_back(item.entry);
     CheckpointPlan::File& added = plan.files.emplace_back();
     added.name = fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, files.size());
-    added.beginning = safetensors_beginning(entries, kMetadata, kPageBytes);
+    added.beginning = safetensors_beginning(entries, kFileMetadata, kPageBytes);
     added.size_bytes = added.beginning.size();
     for (const Item& item : file) {
       plan.tensors.push_back({.tensor = item.tensor,

@@ -14,6 +14,7 @@
 #include "base/file_flush.h"
 #include "base/optimizer_math.h"
 #include "base/text_file.h"
+#include "engine/checkpoint/resolved_folder.h"
 #include "engine/checkpoint/same_state.h"
 #include "engine/checkpoint/universal_source.h"
 
@@ -84,7 +85,7 @@ CheckpointManifest read_manifest(const std::string& folder) {
 }
 
 CheckpointSource::CheckpointSource(const std::string& folder, CheckpointPrecision precision)
-    : folder_(folder), precision_(precision), manifest_(read_manifest(folder)) {
+    : folder_(resolved_folder(folder)), precision_(precision), manifest_(read_manifest(folder_)) {
   for (const CheckpointManifest::Stored& stored : manifest_.stored)
     places_[{stored.tensor, stored.part}] = &stored;
   check_places();
@@ -284,7 +285,8 @@ void CheckpointSource::read(const TensorPlace& tensor, StateKind kind, std::uint
             });
 }
 
-OpenCheckpoint open_checkpoint(const std::string& folder, CheckpointPrecision precision) {
+OpenCheckpoint open_checkpoint(const std::string& given_folder, CheckpointPrecision precision) {
+  const std::string folder = resolved_folder(given_folder);
   std::error_code error;
   if (!std::filesystem::exists(folder + "/" + std::string(kManifestName), error)) {
     if (const auto parameters = universal_parameters(folder))

@@ -1,8 +1,11 @@
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,6 +17,7 @@
 #include <sluice/units.h>
 #include "base/text_file.h"
 #include "base/untrusted_json.h"
+#include "engine/checkpoint/resolved_folder.h"
 #include "engine/checkpoint/safetensors_file.h"
 
 namespace sluice {
@@ -51,6 +55,14 @@ std::map<std::string, std::string> read_index(const std::string& path) {
     files[tensor] = file_name;
   }
   return files;
+}
+
+// Differs for two files of the same name, and for a file before and after a write.
+using FileState = std::tuple<bool, ino_t, off_t, time_t, long>;
+FileState state_of(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return {};
+  return {true, status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
 void convert(const std::string& dtype, const std::byte* bytes, std::span<float> values) {
@@ -94,12 +106,13 @@ struct SafetensorsReader::Content {
     const SafetensorsFile& file = open(file_path);
     for (const auto& [name, entry] : file.entries()) add(name, file, entry);
   }
-  void open_indexed() {
-    const std::string index = path + "/" + kIndexName;
+  void open_indexed(const std::string& folder) {
+    const std::string index = folder + "/" + kIndexName;
+    const FileState before = state_of(index);
     std::map<std::string, const SafetensorsFile*> opened;
     for (const auto& [name, file_name] : read_index(index)) {
       const SafetensorsFile*& file = opened[file_name];
-      if (file == nullptr) file = &open(path + "/" + file_name);
+      if (file == nullptr) file = &open(folder + "/" + file_name);
       const SafetensorsFile::Entry* const entry = file->find(name);
       if (entry == nullptr)
         fail_reading(
@@ -108,6 +121,20 @@ struct SafetensorsReader::Content {
                                name, file_name));
       add(name, *file, *entry);
     }
+    if (state_of(index) != before)
+      fail_reading(index,
+                   "it was written anew while the files that it names were opened, which may be of "
+                   "two models; open the folder again when it is whole");
+  }
+  void open_folder() {
+    const std::string folder = resolved_folder(path);
+    std::error_code error;
+    if (std::filesystem::exists(folder + "/" + kIndexName, error))
+      open_indexed(folder);
+    else if (std::filesystem::exists(folder + "/" + kSingleName, error))
+      open_single(folder + "/" + kSingleName);
+    else
+      fail_reading(path, fmt::format("the folder has neither {} nor {}", kIndexName, kSingleName));
   }
   const Place& find(const std::string& name) const {
     const auto found = places.find(name);
@@ -126,14 +153,10 @@ SafetensorsReader::SafetensorsReader(const std::string& path)
   content_->path = path;
   std::error_code error;
   content_->is_folder = std::filesystem::is_directory(path, error);
-  if (!content_->is_folder)
-    content_->open_single(path);
-  else if (std::filesystem::exists(path + "/" + kIndexName, error))
-    content_->open_indexed();
-  else if (std::filesystem::exists(path + "/" + kSingleName, error))
-    content_->open_single(path + "/" + kSingleName);
+  if (content_->is_folder)
+    content_->open_folder();
   else
-    fail_reading(path, fmt::format("the folder has neither {} nor {}", kIndexName, kSingleName));
+    content_->open_single(path);
 }
 
 SafetensorsReader::~SafetensorsReader() = default;

@@ -163,8 +163,9 @@ std::string in_sections(std::string_view key) {
 }  // namespace
 
 const json& config_schema() {
-  static const json schema = json::parse(kConfigSchemaText);
-  return schema;
+  // Never destroyed: a program may make an engine, or close one, at its very end.
+  static const json* const schema = new json(json::parse(kConfigSchemaText));
+  return *schema;
 }
 
 std::vector<std::string> config_keys() {

@@ -79,6 +79,7 @@ struct DetachedOptimizer::Parts {
         tensors(std::move(given_tensors)),
         plan(plan_here(config, tensors, notes)),
         uncomputed(tensors.size()),
+        is_non_finite(tensors.size()),
         arena(granted_threads(config.threads)),
         worker(1, scheduler),
         staging(plan.staging_slots == 0 ? std::optional<DetachedStaging>()
@@ -117,6 +118,7 @@ struct DetachedOptimizer::Parts {
       throw;
     }
   }
+  void note_non_finite(std::uint32_t tensor);
   template <typename Element>
   void access(DetachedJob::Kind kind, StateKind what, std::uint32_t id, std::uint64_t first,
               std::span<Element> values);
@@ -124,13 +126,14 @@ struct DetachedOptimizer::Parts {
   const bool has_device;
   const Config config;
   const std::vector<DetachedTensor> tensors;
-  std::vector<std::string> notes;
+  std::vector<std::string> notes;  // scheduler's thread, after construction
   const DetachedPlan plan;
 
   // Scheduler's thread only.
   std::vector<std::uint32_t> uncomputed;  // jobs of each tensor's updates
   std::uint32_t pending = 0;              // tensors that have any
   DetachedReport counts;
+  std::vector<std::uint8_t> is_non_finite;  // by tensor: 1 = a note has named it
 
   WorkerArena arena;
   Scheduler scheduler;
@@ -138,6 +141,13 @@ struct DetachedOptimizer::Parts {
   std::optional<DetachedStaging> staging;  // empty where no tensor on the device has elements
   DetachedFlow flow;
 };
+
+void DetachedOptimizer::Parts::note_non_finite(std::uint32_t tensor) {
+  if (counts.non_finite_blocks++ == 0) counts.non_finite_tensor = tensors[tensor].name;
+  if (std::exchange(is_non_finite[tensor], 1) != 0) return;
+  notes.push_back(
+      fmt::format("an update has left \"{}\" with an infinity or a NaN", tensors[tensor].name));
+}
 
 UpdateCoefficients DetachedOptimizer::Parts::check(const DetachedUpdate& update) const {
   const DetachedTensor& found = tensor("begin", update.tensor);
@@ -232,8 +242,7 @@ void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
                   const DetachedBlock& done = plan.blocks[block];
                   counts.updated_elements += done.element_count;
                   if (!job->was_fresh) counts.adopted_elements += job->outcome.adopted_elements;
-                  if (job->outcome.state == NewState::kNonFinite && counts.non_finite_blocks++ == 0)
-                    counts.non_finite_tensor = tensors[done.tensor].name;
+                  if (job->outcome.state == NewState::kNonFinite) note_non_finite(done.tensor);
                   if (--uncomputed[done.tensor] == 0) --pending;
                 },
             .remote = is_remote ? std::optional(job->values) : std::nullopt});
@@ -382,7 +391,8 @@ DetachedReport DetachedOptimizer::report() {
 }
 
 std::vector<std::string> DetachedOptimizer::take_notes() {
-  std::vector<std::string> notes = std::exchange(parts_->notes, {});
+  std::vector<std::string> notes;
+  parts_->scheduler.run([&] { notes = std::exchange(parts_->notes, {}); });
   std::ranges::move(parts_->flow.take_notes(), std::back_inserter(notes));
   return notes;
 }

@@ -61,7 +61,8 @@ DurableStore::DurableStore(const Config& config, const ModelSpec& model, const L
       layout_(layout),
       ranks_(ranks),
       name_(config.storage.state.name),
-      identity_(config, model, layout, ranks.count()) {
+      identity_(config, model, layout, ranks.count()),
+      file_locks_(config.storage.timeout_s) {
   lock();
   const StoreFinding found = find();
   for (const std::string& path : config.storage.paths)
@@ -75,6 +76,7 @@ DurableStore::DurableStore(const Config& config, const ModelSpec& model, const L
   } else {
     make(placement);
   }
+  if (std::string note = file_locks_.note(); !note.empty()) notes_.push_back(std::move(note));
 }
 
 // Takes the lock on every path, before anything else there is touched.
@@ -106,6 +108,11 @@ StoreFinding DurableStore::find() {
   const StoreFinding found = share_finding(own);
   if (found.presence != StorePresence::kAbandoned) return found;
   const bool has_files = own.presence == StorePresence::kAbandoned;
+  // One rank waits and removes on a path. Two would meet each other's locks.
+  ranks_.together_for_long(kSubject, [&] {
+    for (std::size_t path = 0; has_files && path < locks_.size(); ++path)
+      if (locks_[path].is_own()) await_users(std::span(paths_).subspan(path, 1), file_locks_);
+  });
   ranks_.together(kSubject, [&] {
     for (std::size_t path = 0; has_files && path < locks_.size(); ++path)
       if (locks_[path].is_own()) remove_store_files(std::span(paths_).subspan(path, 1), own.id);
@@ -185,8 +192,11 @@ void DurableStore::open(Placement& placement) {
   const std::unique_ptr<IoQueue> queue = make_sync_queue({});
   CommitFiles records;
   whereabouts_ = find_whereabouts();
-  ranks_.together(kSubject, [&] {
+  // The last transfers of a rank that was killed may still be under way. They come first,
+  // because they may change the records, and may go to copies that this run writes.
+  ranks_.together_for_long(kSubject, [&] {
     files_ = StoreFiles::open_records(options());
+    files_->lock(file_locks_);
     records = files_->commit_files();
     opening.emplace(*queue, records);
     if (opening->newest() == nullptr)
@@ -194,6 +204,7 @@ void DurableStore::open(Placement& placement) {
                                                    name_, records.twins[0].name, kStoreRemedy));
     check(*opening->newest(), records.twins[0].name);
     files_->open_data(opening->newest()->file_count);
+    files_->lock(file_locks_);
     take_planes(*opening->newest(), placement);
   });
   const std::uint64_t step = agree_on_step(opening->offer());
@@ -282,7 +293,7 @@ void DurableStore::take_planes(const CommitRecord& record, Placement& placement)
 }
 
 // A policy may want a third copy, which the store was made without. It comes after what the record
-// names, so that a run that dies before its first commit leaves the store as it was.
+// names, so that a run that ends before its first commit leaves the store as it was.
 void DurableStore::add_missing_copies(const Placement& placement) {
   std::vector<std::uint64_t> file_bytes(files_->data().size(), 0);
   for (const CommitPlane& plane : homes_.planes) {
@@ -302,7 +313,7 @@ void DurableStore::add_missing_copies(const Placement& placement) {
     }
   }
   if (file_bytes == named_bytes) return;
-  files_->extend_data(file_bytes);
+  extra_copies_.emplace(*files_, file_bytes);
   notes_.push_back(fmt::format("storage: the store \"{}\" gets {} copies of the state", name_,
                                placement.durable_copies));
 }
@@ -338,9 +349,17 @@ void DurableStore::set_marks(StoreStage stage) {
 // A kill may come between the marks of two paths. Without this, the path that still says "creating"
 // would look abandoned one day, when it is the only one that is given.
 void DurableStore::mend_marks() {
-  for (StoreLock& lock : locks_)
-    if (lock.is_own() && lock.mark().stage != StoreStage::kMade)
-      lock.set_mark({.stage = StoreStage::kMade, .id = id_});
+  for (std::size_t path = 0; path < locks_.size(); ++path) {
+    StoreLock& lock = locks_[path];
+    if (!lock.is_own() || lock.mark().stage == StoreStage::kMade) continue;
+    const bool was_lost = lock.mark().stage == StoreStage::kNone;
+    lock.set_mark({.stage = StoreStage::kMade, .id = id_});
+    if (was_lost)
+      notes_.push_back(
+          fmt::format("storage: {}/{}.lock was missing or damaged, and has been "
+                      "written again: all files of the store are there",
+                      paths_[path].directory, name_));
+  }
 }
 
 void DurableStore::name_data() {

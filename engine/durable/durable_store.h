@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/durable/extra_copies.h"
 #include "engine/flow/commits.h"
 #include "engine/ranks/ranks.h"
 #include "engine/store/commit_choice.h"
@@ -26,10 +27,13 @@ class DurableStore {
  public:
   // If an old store has more copies than `placement`, the constructor sets the number of copies in
   // `placement` to the number in the store. If an old store has fewer copies than `placement`, the
-  // store's data files get room for the missing copies. All arguments must outlive the store.
+  // store's data files get room for the missing copies, until the store ends without a commit that
+  // names them. All arguments must outlive the store.
   // Fails with:
-  // - kInput: another job has the store, a path lacks the store's files, or the store's model,
+  // - kInput: a process of another job has the store or one of its files, a path lacks the store's
+  // files, or the store's model,
   //   layout or number of ranks differs.
+  // - kTimeout: transfers of a process that has ended are still under way after storage.timeout.
   // - kDamaged, kNoSpace and others: a file cannot be read or made.
   DurableStore(const Config& config, const ModelSpec& model, const Layout& layout,
                Placement& placement, Ranks& ranks);
@@ -87,10 +91,12 @@ class DurableStore {
   const std::string name_;
   const DurableIdentity identity_;
   StoreId id_{};
+  FileLocks file_locks_;
   std::vector<StoreLock> locks_;  // by path
   std::vector<StorePath> paths_;
   std::string whereabouts_;
   std::optional<StoreFiles> files_;
+  std::optional<ExtraCopies> extra_copies_;
   CommitFiles commit_files_;
   DurableHomes homes_;
   CommitStart start_;

@@ -178,6 +178,8 @@ std::vector<StoreLock> locks_of_free_name(const Config::Storage& storage) {
                 fmt::format("there is a store \"{}\" in {} already; choose another "
                             "storage.state.name, or remove it with `sluice state remove`",
                             name, fmt::join(storage.paths, ", ")));
+  FileLocks users(storage.timeout_s);
+  await_users(paths, users);
   if (found.presence == StorePresence::kAbandoned) remove_store_files(paths, found.id);
   return locks;
 }

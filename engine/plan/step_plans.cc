@@ -7,6 +7,11 @@
 #include <sluice/error.h>
 
 namespace sluice {
+namespace {
+
+constexpr std::size_t kKeptMax = 8;
+
+}  // namespace
 
 StepPlans::StepPlans(const ModelSpec& model, const Layout& layout, const Placement& placement)
     : model_(model),
@@ -24,28 +29,47 @@ StepPlan StepPlans::plan(Schedule schedule) const {
   return {.schedule = std::move(schedule), .window = std::move(window)};
 }
 
-std::pair<std::uint32_t, MicroBatchOrder> StepPlans::key(std::uint32_t micro_batches,
-                                                         MicroBatchOrder order) {
+StepPlans::Key StepPlans::key(std::uint32_t micro_batches, MicroBatchOrder order) {
   // With one micro-batch they are the same.
   return {micro_batches, micro_batches == 1 ? MicroBatchOrder::kHorizontal : order};
 }
 
 const StepPlan& StepPlans::training(std::uint32_t micro_batches, MicroBatchOrder order) {
-  const auto known = training_.find(key(micro_batches, order));
-  if (known != training_.end()) return known->second;
-  return training_
-      .emplace(key(micro_batches, order), plan(training_schedule(model_, micro_batches, order)))
-      .first->second;
+  const Key shape = key(micro_batches, order);
+  const StepPlan& found = step_plan(shape);
+  if (begun_.front() != shape) begun_ = {shape, begun_.front()};
+  return found;
+}
+
+const StepPlan& StepPlans::step_plan(const Key& shape) {
+  if (const auto known = kept_.find(shape); known != kept_.end() && known->second.step)
+    return *keep(shape).step;
+  StepPlan made = plan(training_schedule(model_, shape.first, shape.second));
+  return keep(shape).step.emplace(std::move(made));
+}
+
+StepPlans::KeptPlans& StepPlans::keep(const Key& shape) {
+  KeptPlans& kept = kept_[shape];
+  kept.last_use = ++uses_;
+  while (kept_.size() > kKeptMax) {
+    auto oldest = kept_.end();
+    for (auto it = kept_.begin(); it != kept_.end(); ++it) {
+      const bool is_in_use = std::ranges::find(begun_, it->first) != begun_.end();
+      if (!is_in_use && (oldest == kept_.end() || it->second.last_use < oldest->second.last_use))
+        oldest = it;
+    }
+    kept_.erase(oldest);
+  }
+  return kept;
 }
 
 const ActivationPlan& StepPlans::activations(std::uint32_t micro_batches, MicroBatchOrder order) {
-  const auto known = activations_.find(key(micro_batches, order));
-  if (known != activations_.end()) return known->second;
-  return activations_
-      .emplace(
-          key(micro_batches, order),
-          plan_activations_of({.model = model_, .micro_batches = micro_batches, .order = order}))
-      .first->second;
+  const Key shape = key(micro_batches, order);
+  if (const auto known = kept_.find(shape); known != kept_.end() && known->second.activations)
+    return *keep(shape).activations;
+  ActivationPlan made =
+      plan_activations_of({.model = model_, .micro_batches = micro_batches, .order = order});
+  return keep(shape).activations.emplace(std::move(made));
 }
 
 ActivationPlan StepPlans::plan_activations_of(const ActivationShape& shape) const {
@@ -129,14 +153,14 @@ void StepPlans::expect_training(std::uint32_t micro_batches, MicroBatchOrder ord
                                 Schedule schedule) {
   mark_gradients(model_, schedule);
   try {
-    training_.at(key(micro_batches, order)) = plan(std::move(schedule));
+    kept_.at(key(micro_batches, order)).step = plan(std::move(schedule));
   } catch (const Error&) {
     // As above.
   }
 }
 
 Traffic StepPlans::predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
-  const StepPlan& plan = training(micro_batches, order);
+  const StepPlan& plan = step_plan(key(micro_batches, order));
   return predict_step_traffic(layout_, placement_, plan.schedule, plan.window,
                               activations(micro_batches, order));
 }

@@ -1,13 +1,15 @@
 // The plans of a step contain everything that is known before the step runs. The plans describe the
 // schedule, the places of units in the device window, and the movement of boundary activations. The
-// sequence of activations stays the same even if the schedule changes. A plan is made only once for
-// each number and order of micro-batches, and is then kept.
+// sequence of activations stays the same even if the schedule changes. The plans of the last few
+// numbers and orders of micro-batches are kept: no budget counts them, and they grow with a step.
 //
 // Thread rule: one thread at a time.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -44,11 +46,15 @@ class StepPlans {
   StepPlans(const ModelSpec& model, const Layout& layout, const Placement& placement);
 
   const StepPlan& inference() const { return inference_; }
-  // The reference stays valid.
+  // Returns the plan of a step that begins. The prefetcher follows the plan of the step before
+  // until then. So the reference, and that to the activations of the same step, stay valid until
+  // steps of two other numbers or orders of micro-batches have begun.
   const StepPlan& training(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // The plan is empty if the application keeps activations. References stay valid.
+  // The plan is empty if the application keeps activations.
   const ActivationPlan& inference_activations() const { return inference_activations_; }
+  // The reference stays valid until the plan of another step is asked for. If training() is called
+  // for this step before that, the reference stays valid as long as the one of training().
   // Fails with kInvalidArgument if the step is too large for the activation pools.
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
@@ -72,8 +78,18 @@ class StepPlans {
   std::span<const std::uint64_t> window_unit_bytes() const { return window_unit_bytes_; }
 
  private:
-  static std::pair<std::uint32_t, MicroBatchOrder> key(std::uint32_t micro_batches,
-                                                       MicroBatchOrder order);
+  using Key = std::pair<std::uint32_t, MicroBatchOrder>;
+  struct KeptPlans {
+    std::uint64_t last_use = 0;
+    std::optional<StepPlan> step;
+    std::optional<ActivationPlan> activations;
+  };
+
+  static Key key(std::uint32_t micro_batches, MicroBatchOrder order);
+  const StepPlan& step_plan(const Key& shape);
+  // Returns the place for the plans of a step. If there are too many, the call drops those that
+  // have not been used for the longest time. It never drops the plans of the last two steps.
+  KeptPlans& keep(const Key& shape);
   StepPlan plan(Schedule schedule) const;
   ActivationPlan plan_activations_of(const ActivationShape& shape) const;
 
@@ -83,8 +99,9 @@ class StepPlans {
   std::vector<std::uint64_t> window_unit_bytes_;
   StepPlan inference_;
   ActivationPlan inference_activations_;
-  std::map<std::pair<std::uint32_t, MicroBatchOrder>, StepPlan> training_;
-  std::map<std::pair<std::uint32_t, MicroBatchOrder>, ActivationPlan> activations_;
+  std::map<Key, KeptPlans> kept_;
+  std::array<Key, 2> begun_{};  // the last two that have begun; the newest is the first
+  std::uint64_t uses_ = 0;
 };
 
 }  // namespace sluice

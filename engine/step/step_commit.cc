@@ -4,17 +4,31 @@
 
 #include <fmt/format.h>
 
+#include "base/utf8.h"
 #include "engine/step/step_loop.h"
 
 namespace sluice {
 
 void StepLoop::check_application(const char* call,
                                  const std::optional<std::string>& application) const {
-  if (!application || application->size() <= kApplicationBytesMax) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: the application's text has {} B, but a commit has room for {} B; "
-                          "keep larger data in a file, and its path here",
-                          call, application->size(), kApplicationBytesMax));
+  if (!application) return;
+  const auto refuse = [call](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", call, message));
+  };
+  if (application->size() > kApplicationBytesMax)
+    refuse(
+        fmt::format("the application's text has {} B, but a commit has room for {} B; keep larger "
+                    "data in a file, and its path here",
+                    application->size(), kApplicationBytesMax));
+  if (is_utf8(*application)) return;
+  // A store may hold other bytes from an earlier version, and goes on with them.
+  bool is_committed = false;
+  if (commits_) scheduler_.run([&] { is_committed = *application == commits_->application(); });
+  if (!is_committed)
+    refuse(
+        fmt::format("the application's text of {} B is not UTF-8, as the text of a checkpoint has "
+                    "to be; give other data as text, such as base64",
+                    application->size()));
 }
 
 void StepLoop::set_application(const char* call, const std::string& application) {

@@ -16,6 +16,7 @@
 #include "base/untrusted_json.h"
 #include "engine/config/setting_change.h"
 #include "engine/plan/sharding.h"
+#include "engine/store/record_room.h"
 #include "io/checksum.h"
 
 namespace sluice {
@@ -38,6 +39,12 @@ constexpr const char* kReduction = "sharding.reduction";
 constexpr const char* kNodeRanks = "sharding.node_ranks";
 constexpr const char* kLossScale = "precision.loss_scale";
 constexpr const char* kUntouched = "optimizer.untouched";
+constexpr const char* kClipEpsilon = "optimizer.clip_epsilon";
+constexpr const char* kNonFinite = "optimizer.non_finite";
+constexpr const char* kDecayed = "tensors with weight decay";
+// Numbers that older versions did not write: a store of theirs does not say what they were.
+constexpr std::array<std::string_view, 4> kUnwritten{kClipEpsilon, kNonFinite, kDecayed,
+                                                     kReduction};
 
 // A key that is not there has the value that older versions knew alone, and did not name.
 std::string absent_value(std::string_view key) {
@@ -63,10 +70,16 @@ std::vector<std::string> differences(const json& before,
     return found == words.end() ? absent_value(key) : found->second;
   };
   std::vector<std::string> all;
-  for (const std::string& key : keys)
-    if (value_in(was, key) != value_in(now, key))
-      std::ranges::move(setting_change(key, value_in(was, key), value_in(now, key)),
-                        std::back_inserter(all));
+  for (const std::string& key : keys) {
+    std::string before = value_in(was, key);
+    const std::string after = value_in(now, key);
+    if (before == after) continue;
+    if (key.starts_with(kGroupKey)) {
+      if (is_same_group(before, after)) continue;
+      before = short_group(before, kGroupBytesMax);
+    }
+    std::ranges::move(setting_change(key, before, after), std::back_inserter(all));
+  }
   return all;
 }
 
@@ -204,6 +217,20 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
     layout_[kReduction] = name_of(config.sharding.reduction);
     layout_[kNodeRanks] = fmt::format("{}", config.sharding.node_ranks);
   }
+  describe_config(config, model);
+  if (ranks > 1 && !has_nodes)
+    config_[kReduction] =
+        name_of(config.sharding.reduction == RankReduction::kNccl ? RankReduction::kNccl
+                                                                  : RankReduction::kExact);
+  // Without the default, so that the hash is the one of older versions.
+  Words hashed = layout_;
+  if (config.optimizer.state == OptimizerState::kFp32) hashed.erase(kOptimizerState);
+  layout_hash_ = hash_of(json(hashed).dump());
+  config_hash_ = hash_of(json(config_).dump());
+  require_room();
+}
+
+void DurableIdentity::describe_config(const Config& config, const ModelSpec& model) {
   const LossScaleOptions& scale = config.precision.loss_scale;
   config_ = {{"precision.gradients", std::string(name_of(config.precision.gradients))},
              // The first of a scale that moves is 0, and not -0.
@@ -220,26 +247,55 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
     config_["optimizer.rounding_seed"] = fmt::format("{}", config.optimizer.rounding_seed);
   if (config.optimizer.untouched == UntouchedPolicy::kSkip)  // the others have the same bits
     config_[kUntouched] = std::string(name_of(config.optimizer.untouched));
-  for (std::size_t i = 0; i < config.optimizer.groups.size(); ++i) {
-    const Config::Optimizer::Group& group = config.optimizer.groups[i];
-    config_[fmt::format("optimizer.groups[{}]", i)] =
-        fmt::format("{} {} {}", fmt::join(group.tensors, " "), group.learning_rate_factor,
-                    group.weight_decay.value_or(-1));
+  config_[kClipEpsilon] =
+      fmt::format("{}", config.optimizer.clip_norm == 0 ? 0.0 : config.optimizer.clip_epsilon);
+  // A scale that moves skips steps whatever the config says.
+  config_[kNonFinite] = name_of(config.precision.scale_moves() ? NonFinitePolicy::kSkip
+                                                               : config.optimizer.non_finite);
+  std::string decayed;
+  std::size_t decayed_count = 0;
+  for (const UnitSpec& unit : model.units) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      if (unit.is_frozen || tensor.weight_decay != WeightDecay::kApply) continue;
+      decayed += fmt::format("{}\n", tensor.name);
+      ++decayed_count;
+    }
   }
-  // Without the default, so that the hash is the one of older versions.
-  Words hashed = layout_;
-  if (config.optimizer.state == OptimizerState::kFp32) hashed.erase(kOptimizerState);
-  layout_hash_ = hash_of(json(hashed).dump());
-  config_hash_ = hash_of(json(config_).dump());
+  config_[kDecayed] = fmt::format("{} of hash {:016x}", decayed_count, hash_of(decayed));
+  config_.merge(words_of_groups(config.optimizer.groups));
+}
+
+// The store's model and config are refused here, before anything is made.
+void DurableIdentity::require_room() const {
+  const std::size_t bytes = settings_of(json::array(), false).size();
+  if (bytes <= kSettingsBytesMax) return;
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("a durable store's records have room for {} KiB of settings, but those of "
+                  "this config take {} KiB, for it has {} optimizer.groups; merge groups "
+                  "that have equal numbers, or leave storage.state out of the config and "
+                  "save checkpoints",
+                  kSettingsBytesMax >> 10, (bytes + 1023) >> 10,
+                  std::ranges::count_if(config_, [](const auto& entry) {
+                    return entry.first.starts_with(kGroupKey);
+                  })));
+}
+
+std::string DurableIdentity::settings_of(const json& changes, bool has_units) const {
+  json document{{"model", model_}, {"layout", layout_}, {"config", config_}, {"changes", changes}};
+  if (has_units && !units_.empty()) document[kUnits] = json::parse(units_);
+  return document.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 std::string DurableIdentity::settings(const std::string& changes) const {
-  json document{{"model", model_},
-                {"layout", layout_},
-                {"config", config_},
-                {"changes", json::parse(changes)}};
-  if (!units_.empty()) document[kUnits] = json::parse(units_);
-  return document.dump(-1, ' ', false, json::error_handler_t::replace);
+  json list = json::parse(changes);
+  std::string text = settings_of(list, true);
+  if (text.size() > kSettingsBytesMax) text = settings_of(list, false);
+  if (text.size() <= kSettingsBytesMax) return text;
+  const std::size_t others = settings_of(json::array(), false).size();
+  shorten_changes(list, kSettingsBytesMax - others);
+  text = settings_of(list, false);
+  return text.size() <= kSettingsBytesMax ? text : settings_of(json::array(), false);
 }
 
 std::string DurableIdentity::obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
@@ -262,7 +318,11 @@ bool DurableIdentity::can_take_over(const std::string& settings) const {
 }
 
 std::vector<std::string> DurableIdentity::changes(const std::string& settings) const {
-  return differences(section(parsed(settings), "config"), config_);
+  const json saved = section(parsed(settings), "config");
+  Words now = config_;
+  for (const std::string_view key : kUnwritten)
+    if (!saved.contains(key)) now.erase(std::string(key));
+  return differences(saved, now);
 }
 
 std::string DurableIdentity::accepted_changes(const std::string& settings,
@@ -271,7 +331,8 @@ std::string DurableIdentity::accepted_changes(const std::string& settings,
   if (!list.is_array()) list = json::array();
   for (const std::string& change : changes(settings))
     list.push_back({{"step", step}, {"change", change}});
-  return list.dump();
+  shorten_changes(list, kChangesBytesMax);
+  return list.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 DescribedRun described_run(const std::string& settings, const std::string& store) {

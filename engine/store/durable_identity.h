@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <sluice/config.h>
 #include <sluice/model_spec.h>
 #include <sluice/state_source.h>
@@ -21,7 +23,8 @@ namespace sluice {
 
 class DurableIdentity {
  public:
-  // `ranks` is the number of ranks that train.
+  // `ranks` is the number of ranks that train. Fails with kUnsupported if a record has no room for
+  // the settings, because the config has too many groups.
   DurableIdentity(const Config& config, const ModelSpec& model, const Layout& layout,
                   std::uint32_t ranks);
 
@@ -31,7 +34,8 @@ class DurableIdentity {
 
   // Returns the settings for a record, as JSON. The settings contain every value that a message
   // about a difference can name. If there is room, the settings also contain the units and their
-  // tensors. `changes` is a JSON array of the changes accepted so far.
+  // tensors. `changes` is a JSON array of the changes accepted so far. If they have no room, the
+  // oldest ones are left out.
   std::string settings(const std::string& changes = "[]") const;
 
   // Returns a text that says how a record's model or layout differs from the model or layout of
@@ -43,14 +47,20 @@ class DurableIdentity {
   // The model and the optimizer have to be the same.
   bool can_take_over(const std::string& settings) const;
   // Returns one text for each number of the config that has changed since the record was written.
-  // An example is "optimizer.beta2 was 0.999 and is 0.95".
+  // An example is "optimizer.beta2 was 0.999 and is 0.95". A number that an older version did not
+  // write counts as unchanged.
   std::vector<std::string> changes(const std::string& settings) const;
   // Returns all accepted changes as a JSON array. The array begins with the changes in `settings`,
-  // and ends with the result of changes(). The added entries contain `step`.
+  // and ends with the result of changes(). The added entries contain `step`. The list has a limited
+  // length.
   std::string accepted_changes(const std::string& settings, std::uint64_t step) const;
 
  private:
   using Words = std::map<std::string, std::string>;
+
+  void describe_config(const Config& config, const ModelSpec& model);
+  void require_room() const;
+  std::string settings_of(const nlohmann::json& changes, bool has_units) const;
 
   std::string units_;  // JSON; empty: no room
   Words model_;

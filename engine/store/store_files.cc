@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -17,12 +18,15 @@
 #include "base/file_flush.h"
 #include "engine/store/commit_choice.h"
 #include "engine/store/commit_format.h"
+#include "engine/store/commit_opening.h"
 
 namespace sluice {
 namespace {
 
 constexpr const char* kData = "data";
 constexpr const char* kRecords = "commit";
+// No other process can have opened a file without a name.
+constexpr double kNoWaitSeconds = 1;
 
 // NAME.ID.rest -> ID
 std::optional<StoreId> id_in(const std::string& file, const std::string& name) {
@@ -55,6 +59,24 @@ std::optional<std::uint32_t> rank_of(const std::string& file) {
   return rank;
 }
 
+// Whether rank 0 has a commit, and its files are there.
+bool has_commit(const std::string& name, const StoreId& id, std::span<const StorePath> paths) {
+  StoreFiles::Options options{
+      .directories = {}, .name = name, .id = id, .rank = 0, .access = FileAccess::kRead};
+  for (const StorePath& path : paths) options.directories.push_back(path.directory);
+  try {
+    StoreFiles files = StoreFiles::open_records(options);
+    const CommitFiles records = files.commit_files();
+    const std::unique_ptr<IoQueue> queue = make_sync_queue({});
+    const CommitOpening opening(*queue, records);
+    if (opening.newest() == nullptr || opening.newest()->store_id != id) return false;
+    files.open_data(opening.newest()->file_count);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 void sync_folder(const std::string& directory) {
   if (const int error = flush_folder(directory); error != 0)
     throw Error(file_error_code(error, ErrorCode::kIo),
@@ -78,7 +100,7 @@ void sync_folder(const std::string& directory) {
 }  // namespace
 
 StorePath look_at_path(const std::string& directory, const std::string& name) {
-  StorePath path{.directory = directory, .mark = read_store_mark(directory, name), .files = {}};
+  StorePath path{.directory = directory, .mark = {}, .files = {}};
   std::error_code error;
   for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
        entry.increment(error)) {
@@ -93,6 +115,11 @@ StorePath look_at_path(const std::string& directory, const std::string& name) {
                                                       : file_remedy(error.value())));
   }
   std::ranges::sort(path.files, {}, &StorePath::File::name);
+  try {
+    path.mark = read_store_mark(directory, name);
+  } catch (const Error& damage) {
+    if (damage.code() != ErrorCode::kDamaged || path.files.empty()) throw;
+  }
   return path;
 }
 
@@ -118,12 +145,30 @@ StoreFinding find_store(const std::string& name, std::span<const StorePath> path
     return path.mark && path.mark->stage == StoreStage::kCreating;
   };
   if (std::ranges::all_of(paths, is_creating)) return {StorePresence::kAbandoned, *id};
+  StoreFinding finding{StorePresence::kMade, *id};
   for (const StorePath& path : paths) {
-    if (!path.mark || path.mark->stage == StoreStage::kNone)
-      throw_incomplete(name, *id, path, "does not know it");
+    const bool is_lost = !path.mark || path.mark->stage == StoreStage::kNone;
+    if (is_lost && path.files.empty()) throw_incomplete(name, *id, path, "does not know it");
     if (path.files.empty()) throw_incomplete(name, *id, path, "has none of its files");
+    if (is_lost) finding.lost_marks.push_back(path.directory);
   }
-  return {StorePresence::kMade, *id};
+  // A store that is half made, or half removed, has not lost its marks.
+  if (finding.lost_marks.empty() || is_made ||
+      (std::ranges::none_of(paths, is_creating) && has_commit(name, *id, paths)))
+    return finding;
+  throw Error(ErrorCode::kInput,
+              fmt::format("{} has files of the store \"{}\" ({}), and no whole {}.lock, which says "
+                          "whether the store was ever finished; bring that file back, name all "
+                          "paths of the store in storage.paths, or remove the store with `sluice "
+                          "state remove`",
+                          finding.lost_marks[0], name, text_of(*id), name));
+}
+
+std::optional<std::string> store_of_record(const std::string& file) {
+  if (!rank_of(file)) return std::nullopt;
+  for (std::size_t end = file.find('.'); end != std::string::npos; end = file.find('.', end + 1))
+    if (id_in(file, file.substr(0, end))) return file.substr(0, end);
+  return std::nullopt;
 }
 
 std::set<std::uint32_t> ranks_on(std::span<const StorePath> paths) {
@@ -139,6 +184,11 @@ StoreId random_store_id() {
   SLUICE_CHECK(::getrandom(id.data(), id.size(), 0) == static_cast<ssize_t>(id.size()),
                "the kernel gives 16 random bytes");
   return id;
+}
+
+void await_users(std::span<const StorePath> paths, FileLocks& locks) {
+  for (const StorePath& path : paths)
+    for (const StorePath::File& file : path.files) locks.await(path.directory + "/" + file.name);
 }
 
 void remove_store_files(std::span<const StorePath> paths, const StoreId& id, std::size_t& count) {
@@ -179,6 +229,8 @@ StoreFiles StoreFiles::create(const Options& options, std::span<const std::uint6
     files.records_.push_back(DirectFile::create_unnamed(options.directories[twin % path_count],
                                                         kCommitSlots * slot_bytes));
   }
+  FileLocks locks(kNoWaitSeconds);
+  files.lock(locks);
   return files;
 }
 
@@ -240,6 +292,11 @@ StoreFiles StoreFiles::open_records(const Options& options) {
 
 void StoreFiles::open_data(std::uint32_t count) {
   find(kData, count, data_, data_paths_);
+}
+
+void StoreFiles::lock(FileLocks& locks) const {
+  for (const DirectFile& file : records_) locks.lock(file.descriptor(), file.name());
+  for (const DirectFile& file : data_) locks.lock(file.descriptor(), file.name());
 }
 
 void StoreFiles::extend_data(std::span<const std::uint64_t> data_bytes) {

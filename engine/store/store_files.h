@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "engine/store/commit_writer.h"
+#include "engine/store/file_locks.h"
 #include "engine/store/store_lock.h"
 #include "io/direct_file.h"
 
@@ -30,14 +31,15 @@ namespace sluice {
 // The files of a store that were found on one storage path.
 struct StorePath {
   std::string directory;
-  std::optional<StoreMark> mark;  // empty: no lock file
+  std::optional<StoreMark> mark;  // empty: no lock file, or a damaged one beside files of the store
   struct File {
     std::string name;
     StoreId id;
   };
   std::vector<File> files;  // the store's, without the lock file
 };
-// Fails with kInput if the path cannot be read. Fails with kDamaged if the lock file is damaged.
+// Fails with kInput if the path cannot be read. Fails with kDamaged if the lock file is damaged and
+// the path has no files of the store: such a file may belong to another program.
 StorePath look_at_path(const std::string& directory, const std::string& name);
 
 enum class StorePresence : std::uint8_t {
@@ -48,15 +50,27 @@ enum class StorePresence : std::uint8_t {
 struct StoreFinding {
   StorePresence presence = StorePresence::kNone;
   StoreId id{};
+  // The directories that have the files of a store, but have lost the mark "made".
+  std::vector<std::string> lost_marks = {};
 };
+// If paths have files, but have lost their marks, the store is made if another path's mark says so.
+// The store is also made if no mark is left on any path, and rank 0 has a commit: the record files
+// of rank 0 get their names at the end of the creation.
 // Fails with kInput if some paths have the store, but other paths do not. The message names the
 // path.
 StoreFinding find_store(const std::string& name, std::span<const StorePath> paths);
+
+// Returns the name of the store to which a file belongs. The result is empty if the file is not the
+// first record file of a rank.
+std::optional<std::string> store_of_record(const std::string& file);
 
 // Returns the ranks that have record files on the paths.
 std::set<std::uint32_t> ranks_on(std::span<const StorePath> paths);
 
 StoreId random_store_id();
+// Waits until no process uses the files on the paths. Fails with the errors of FileLocks::lock().
+// Requires: this process holds the locks of the paths, so that no other one comes meanwhile.
+void await_users(std::span<const StorePath> paths, FileLocks& locks);
 // Unlinks the files whose names contain `id`. `count` becomes the number of files that the call has
 // removed, also if the call fails.
 // Requires: this process holds the locks of the paths.
@@ -75,8 +89,8 @@ class StoreFiles {
   };
 
   // Makes the rank's files, which have no names yet. Directory i gets a data file of data_bytes[i]
-  // bytes. Fails with the errors of DirectFile::create_unnamed(). After a failure, no file is left
-  // behind.
+  // bytes. The files are locked, as by lock(). Fails with the errors of
+  // DirectFile::create_unnamed(). After a failure, no file is left behind.
   static StoreFiles create(const Options& options, std::span<const std::uint64_t> data_bytes,
                            std::uint64_t slot_bytes);
   // These functions give the data files and the record files their names.
@@ -91,12 +105,18 @@ class StoreFiles {
   // Fails with kDamaged if a file is damaged.
   static StoreFiles open_records(const Options& options);
   void open_data(std::uint32_t count);
+  // Locks the open files, before anything is read that decides what is written. The locks end when
+  // all owners of the files have closed them, and all transfers have ended.
+  // Fails with the errors of FileLocks::lock().
+  void lock(FileLocks& locks) const;
   // Extends the data files. After the call, data file i has at least data_bytes[i] bytes.
   // Requires: open_data() has opened the files.
   // Fails with the errors of DirectFile::extend(). After a failure, every file has its former size.
   void extend_data(std::span<const std::uint64_t> data_bytes);
   // Shortens the data files to the sizes that they had before extend_data().
   void cut_data() noexcept;
+  // The size of data file `file` before extend_data(). Requires: extend_data() has been called.
+  std::uint64_t former_bytes(std::size_t file) const { return former_bytes_[file]; }
 
   std::span<const DirectFile> data() const { return data_; }
   // Element i is the index of the directory that contains data file i.

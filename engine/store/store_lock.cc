@@ -18,6 +18,8 @@
 #include <sluice/error.h>
 #include "base/file_flush.h"
 #include "base/unique_fd.h"
+#include "engine/store/file_locks.h"
+#include "engine/store/store_files.h"
 
 namespace sluice {
 namespace {
@@ -26,7 +28,8 @@ namespace {
 constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 
 constexpr std::size_t kTextBytes = 512;  // a sector: written whole
-constexpr const char* kTitle = "sluice store 1";
+constexpr const char* kTitle = "sluice store 1\n";
+constexpr const char* kAnyTitle = "sluice store ";  // of any version
 
 struct LockText {
   StoreMark mark;
@@ -77,6 +80,11 @@ LockText read_text(int descriptor, const std::string& path) {
     found.mark = {.stage = static_cast<StoreStage>(i), .id = *id};
     return found;
   }
+  if (text.starts_with(kAnyTitle) && !text.starts_with(kTitle))
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{} is of another version ({}); use the program that wrote it, or "
+                            "choose another storage.state.name",
+                            path, text.substr(0, text.find('\n'))));
   throw Error(ErrorCode::kDamaged,
               fmt::format("{} is not the lock file of a store, or is damaged; look at it, and "
                           "choose another storage.state.name if it is not Sluice's",
@@ -115,30 +123,6 @@ int write_durably(int descriptor, const std::string& text) {
   return 0;
 }
 
-// The file system of an open file, as /proc/locks names it: "fe:00". Not taken from st_dev, which
-// on btrfs is the device of a subvolume. Empty if the kernel does not tell.
-std::string device_of(int descriptor) {
-  std::ifstream facts(fmt::format("/proc/self/fdinfo/{}", descriptor));
-  std::string mount;
-  for (std::string line; mount.empty() && std::getline(facts, line);) {
-    std::istringstream words(line);
-    std::string key;
-    if (words >> key && key == "mnt_id:") words >> mount;
-  }
-  // "36 35 253:0 / /nvme0 rw ..."
-  std::ifstream mounts("/proc/self/mountinfo");
-  for (std::string line; !mount.empty() && std::getline(mounts, line);) {
-    std::istringstream words(line);
-    std::string id, parent;
-    unsigned major_number = 0;
-    unsigned minor_number = 0;
-    char colon = 0;
-    if (words >> id >> parent >> major_number >> colon >> minor_number && id == mount)
-      return fmt::format("{:02x}:{:02x}", major_number, minor_number);
-  }
-  return {};
-}
-
 }  // namespace
 
 std::string host_name() {
@@ -166,7 +150,12 @@ StoreLock::StoreLock(const std::string& directory, const std::string& name, cons
     descriptor_ = ProcessFd();
     return;
   }
-  mark_ = read_text(descriptor_.get(), path_).mark;
+  try {
+    mark_ = read_text(descriptor_.get(), path_).mark;
+  } catch (const Error& damage) {
+    // It is the store's, if there are files of the store beside it: the mark is lost.
+    if (damage.code() != ErrorCode::kDamaged || look_at_path(directory, name).files.empty()) throw;
+  }
   write_text();  // names the holder
 }
 
@@ -192,7 +181,7 @@ void StoreLock::set_mark(const StoreMark& mark) {
 
 void StoreLock::write_text() {
   std::string text =
-      fmt::format("{}\nstage: {}\nid: {}\nhost: {}\npid: {}\nsince: {}\njob: {}\n", kTitle,
+      fmt::format("{}stage: {}\nid: {}\nhost: {}\npid: {}\nsince: {}\njob: {}\n", kTitle,
                   kStages[static_cast<std::size_t>(mark_.stage)], text_of(mark_.id),
                   host_name().substr(0, 200), ::getpid(), time_text(), job_.substr(0, 64));
   text.resize(kTextBytes, '\n');
@@ -205,19 +194,8 @@ void StoreLock::write_text() {
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name) {
   const std::string path = directory + "/" + name + ".lock";
   const UniqueFd file(::open(path.c_str(), O_RDONLY | kFlags));
-  struct stat status {};
-  if (!file || ::fstat(file.get(), &status) != 0) return std::nullopt;
-  // "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123456 0 EOF"
-  const std::string inode = fmt::format("{}:{}", device_of(file.get()), status.st_ino);
-  std::ifstream locks("/proc/locks");
-  std::string number, kind, mode, access, process, place;
-  for (std::string line; std::getline(locks, line);) {
-    std::istringstream words(line);
-    words >> number >> kind >> mode >> access >> process >> place;
-    const bool is_same = inode[0] == ':' ? place.ends_with(inode) : place == inode;
-    if (kind == "FLOCK" && is_same) return read_text(file.get(), path).holder;
-  }
-  return std::nullopt;
+  if (!file || !flock_holder(file.get())) return std::nullopt;
+  return read_text(file.get(), path).holder;
 }
 
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name) {

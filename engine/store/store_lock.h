@@ -39,7 +39,10 @@ class StoreLock {
   // - kInput: a process of another job has the lock, or the path cannot be used. The message names
   //   the other process by its host, its number and the time when it took the lock.
   // - kNoSpace, kIo or kUnsupported: the file cannot be read or written.
-  // - kDamaged: the file is not the lock file of a store, or is damaged.
+  // - kDamaged: the file is not the lock file of a store, or is damaged. A damaged file beside
+  // files
+  //   of the store is accepted: the mark is lost, as that of a file which was removed.
+  // - kUnsupported: another version of Sluice has written the file.
   StoreLock(const std::string& directory, const std::string& name, const std::string& job);
   ~StoreLock();
   StoreLock(StoreLock&& other) noexcept;

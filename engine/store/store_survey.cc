@@ -20,6 +20,8 @@ namespace {
 
 constexpr std::string_view kLockSuffix = ".lock";
 constexpr std::uint32_t kReaders = 8;  // planes that are read at once
+// How long a removal waits for the last transfers of a process that has ended.
+constexpr double kUsersWaitSeconds = 120;
 
 StoreFiles::Options options_of(const StoreSurvey& store, std::uint32_t rank) {
   return {.directories = store.directories,
@@ -61,6 +63,18 @@ std::set<StoreId> ids_on(const StorePath& path) {
   return ids;
 }
 
+// The process that has locked one of the files. Only the first of a job's ranks on a host has the
+// lock of a path, and the others may live on without it.
+std::string user_of(std::span<const StorePath> paths) {
+  for (const StorePath& path : paths) {
+    for (const StorePath::File& file : path.files) {
+      std::string user = file_user(path.directory + "/" + file.name);
+      if (!user.empty()) return user;
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<std::string> store_names(std::span<const std::string> directories) {
@@ -70,6 +84,7 @@ std::vector<std::string> store_names(std::span<const std::string> directories) {
     for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
          entry.increment(error)) {
       const std::string file = entry->path().filename().string();
+      if (const auto name = store_of_record(file)) names.insert(*name);
       if (!file.ends_with(kLockSuffix)) continue;
       const std::string name = file.substr(0, file.size() - kLockSuffix.size());
       try {
@@ -93,8 +108,10 @@ StoreSurvey survey_store(const std::string& name, const std::vector<std::string>
   const StoreFinding found = find_store(name, paths);
   store.presence = found.presence;
   store.id = found.id;
+  store.lost_marks = found.lost_marks;
   for (const std::string& directory : directories)
     if (const auto holder = store_holder(directory, name)) store.holder = *holder;
+  if (store.holder.empty()) store.holder = user_of(paths);
   if (found.presence == StorePresence::kNone) return store;
   for (const StorePath& path : paths) {
     for (const StorePath::File& file : path.files) {
@@ -225,6 +242,8 @@ RemovedStore remove_store(const std::string& name, const std::vector<std::string
       if (!ignored) removed.file_bytes += bytes;
     }
   }
+  FileLocks users(kUsersWaitSeconds);
+  await_users(paths, users);
   // From here on, if the removal is interrupted, an opening finds an unfinished store.
   std::vector<StoreMark> marks;
   for (StoreLock& lock : locks) {

@@ -41,10 +41,11 @@ struct StoreSurvey {
   std::uint64_t file_bytes = 0;            // of all files of the store
   std::vector<SurveyedRank> ranks = {};    // ranks with record files here
   std::optional<std::uint64_t> step = {};  // the step from which all ranks can continue
-  std::string holder = {};                 // the job that has the store's lock, if any
+  std::string holder = {};  // the job that has the store's lock, or the process that has its files
+  std::vector<std::string> lost_marks = {};  // StoreFinding::lost_marks
 };
 
-// The names of the stores that have a lock file in one of the directories.
+// The names of the stores that have a lock file or a record file in one of the directories.
 std::vector<std::string> store_names(std::span<const std::string> directories);
 
 // Fails with the errors of look_at_path() and find_store().

@@ -290,12 +290,12 @@ class Engine:
         """Sets every parameter from `values`, asked for once or more for each, in no order."""
         self._fill(values, units, lambda fill: self._lib.initialize(self._handle, fill, None))
 
-    def open_or_create(self, values: "Callable[[Member], torch.Tensor]", units: Units) -> "Optional[str]":
+    def open_or_create(self, values: "Callable[[Member], torch.Tensor]", units: Units, accept_changes: bool) -> "Optional[str]":
         """Goes on from the durable store's last commit, and returns the text that it has of the application; or makes the
-        store from `values`, as initialize() does, and returns None."""
+        store from `values`, as initialize() does, and returns None. `accept_changes`: also with other numbers in the config."""
         is_new = C.c_int()
         self._fill(values, units,
-                   lambda fill: self._lib.open_or_create(self._handle, fill, None, 0, C.byref(is_new)))
+                   lambda fill: self._lib.open_or_create(self._handle, fill, None, accept_changes, C.byref(is_new)))
         return None if is_new.value else self._application_text()
 
     def replace(self, values: "Callable[[Member], torch.Tensor]", members: "Sequence[Member]") -> None:

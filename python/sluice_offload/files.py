@@ -306,18 +306,27 @@ def save_pretrained(model: nn.Module, folder: "str | os.PathLike[str]", max_shar
 
 
 def open_safetensors(folder: "str | os.PathLike[str]") -> SafetensorsValues:
-    """The tensors of a folder as save_safetensors() and transformers write it, for offload(values=...)."""
-    root = pathlib.Path(folder)
+    """The tensors of a folder as save_safetensors() and transformers write it, for offload(values=...): of the files that it has now,
+    also where others take their names or the folder is a link that is set anew."""
+    root = pathlib.Path(os.path.realpath(folder))
     if (root / _SINGLE).is_file():
         return SafetensorsValues(root / _SINGLE)
     if not (root / _INDEX).is_file():
         raise ArgumentError(f"{root} has neither {_SINGLE} nor {_INDEX}")
-    try:
-        with open(root / _INDEX, encoding="utf-8") as file:
+    with open(root / _INDEX, encoding="utf-8") as file:
+        before = os.fstat(file.fileno())
+        try:
             paths = [root / name for name in sorted(set(json.load(file)["weight_map"].values()))]
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"{root / _INDEX} is no index of safetensors files: {error!r}") from error
-    return SafetensorsValues(*paths)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ArgumentError(f"{root / _INDEX} is no index of safetensors files: {error!r}") from error
+        values = SafetensorsValues(*paths)
+        try:  # save_safetensors() removes the index before it replaces a file
+            now: Optional[os.stat_result] = os.stat(root / _INDEX)
+        except FileNotFoundError:
+            now = None
+    if now is None or (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
+        raise ArgumentError(f"{root} was saved anew while its files were opened, which may be of two models; open it again when it is whole")
+    return values
 
 
 @contextlib.contextmanager
@@ -343,6 +352,7 @@ def from_pretrained(kind: Any, folder: "str | os.PathLike[str]", **arguments: An
     models, or AutoModelForCausalLM and the like. `arguments` go to the configuration. Raises ArgumentError where a parameter
     is not in the files by its own name."""
     import transformers
+    folder = os.path.realpath(folder)  # one model, also where a link is set anew meanwhile
     config = transformers.AutoConfig.from_pretrained(folder, **arguments)
     dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
     before = torch.get_default_dtype()

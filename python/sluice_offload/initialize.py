@@ -49,8 +49,8 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     auto: what "auto" in a DeepSpeed config stands for, by the names of `sluice config import`'s options: {"batch": 4}.
     sluice: keys of Sluice's config beside a DeepSpeed config, which has none for them: {"memory": {"device": "2GiB"}}. They are
         added to a config of Sluice's as well. A key that is there has to mean the same.
-    options: those of offload(), such as `units`, `values`, `buffers`, `storage`, `restore`, `resume` and `device`, but for `lr`. With
-        `restore` and `resume`, counts and schedule go on as well.
+    options: those of offload(), such as `units`, `values`, `buffers`, `storage`, `restore`, `resume`, `accept_changes` and `device`,
+        but for `lr`. With `restore` and `resume`, counts and schedule go on as well.
     Raises what offload() raises; the model is as before then. Where the function `lr_scheduler` raises, or the scheduler takes no state
     of that of the checkpoint, which both need the optimizer of the offloaded model, the model cannot be used any more.
     """

@@ -65,6 +65,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             units: "Sequence[type | str] | None" = None, lr: Optional[float] = None,
             values: "Values | None" = None, storage: Optional[str] = None,
             restore: "str | os.PathLike[str] | None" = None, convert: bool = False, resume: bool = False,
+            accept_changes: bool = False,
             optimizer: Optional[torch.optim.Optimizer] = None, buffers: "Sequence[str]" = (), process_group: Any = None,
             norm_group: Any = None, counted_elsewhere: "Iterable[torch.Tensor]" = (),
             announced: "Iterable[type | str]" = (), local: "Iterable[type | str]" = (), leases: Optional[int] = None,
@@ -85,6 +86,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     resume: goes on from the last commit of the durable store that the config names (`storage.state.name`), or begins anew
         where there is none: parameters, masters, moments, step and learning rates are the commit's, and
         `optimizer.resumed_step` is its step.
+    accept_changes: `resume` goes on also where numbers of the config that change the training (clipping, betas, weight decay) are
+        others than the store's; without it, that is an error which names them. The store keeps a list of the changes.
     optimizer: a new torch.optim.AdamW, Adam, Adagrad or SGD over the model's parameters, whose hyperparameters, groups and
         learning rates are taken instead of the config's. Use what this function returns; a scheduler of the given one goes
         on with rebind_scheduler(scheduler, the returned one).
@@ -128,6 +131,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if restore is not None and resume:
         raise ArgumentError("offload(): restore and resume exclude each other; a checkpoint is restored, a durable store is "
                             "resumed")
+    if accept_changes and not resume:
+        raise ArgumentError("offload(): accept_changes is for a durable store that resume=True goes on from")
     if optimizer is not None and lr is not None:
         raise ArgumentError("offload(): lr and optimizer exclude each other; the optimizer's groups have their rates")
     _require_new(model)
@@ -166,19 +171,29 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         text = None
         step = None
         opens_store = _opens_store(engine, settings, resume, restore)
+        made = OffloadOptimizer(found, engine, settings, lr)
+        if optimizer is not None:
+            made.follow(optimizer)
         if restore is not None:
-            text = engine.restore(restore, convert)
+            folder = os.path.realpath(restore)  # one checkpoint, also where a link such as `latest` is set anew meanwhile
+            if opens_store:
+                made.keep_text_of(folder, model, found)
+            text = engine.restore(folder, convert)
         elif opens_store:
             step = engine.committed_step()
-            text = engine.open_or_create(_values_of(values), found)
+            if step is None:
+                made.keep_first_text(model, found, values)
+            text = engine.open_or_create(_values_of(values), found, accept_changes)
+            if text == "" and step == 0:  # an older version's, of which nothing is trained: all is as the program says
+                text = None
+            elif text == "":
+                logger.warning("the store's commit of step %s has no text beside its state: learning rates, application and buffers are the "
+                               "program's, and not those of that step", step)
         else:
             engine.initialize(_values_of(values), found)
         _join(norm_group, counted_elsewhere, found, engine)
         storages = _storages(found, engine, storage, place)
         activations = make_activations(storages)
-        made = OffloadOptimizer(found, engine, settings, lr)
-        if optimizer is not None:
-            made.follow(optimizer)
         saved = None if text is None else made.take_over(text)
         if saved is not None:
             matching_buffers(model, saved, found)

@@ -10,12 +10,12 @@ import sys
 import weakref
 from collections import defaultdict
 from operator import is_
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import torch
 
 from .activations import ActivationStore
-from .buffers import BUFFER_CHARACTERS_MAX, COMMIT_CHARACTERS_MAX, BufferText, SavedBuffers, matching_buffers, take_saved
+from .buffers import BUFFER_CHARACTERS_MAX, COMMIT_CHARACTERS_MAX, BufferText, SavedBuffers, kept_buffers, matching_buffers, take_saved
 from .engine import Engine, logger
 from .errors import NOT_COPIED, ArgumentError, NonFiniteError, in_a_step
 from .hooks import Walk
@@ -29,7 +29,8 @@ _LR_ALONE = ("only the lr of a group can change; an lr of 0 freezes the group's 
              "the whole training needs before offload()")
 _FIXED = ("betas", "eps", "weight_decay", "momentum")
 # The engine's, for comparison with those of a checkpoint.
-_DEFAULTS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "momentum": 0.9, "weight_decay": 0.1, "clip_norm": 1.0}
+_DEFAULTS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "momentum": 0.9, "weight_decay": 0.1, "clip_norm": 1.0, "clip_epsilon": 0.0}
+_UNWRITTEN = ("optimizer.clip_epsilon",)  # by older versions: such a checkpoint does not say what they were
 
 
 def _digest(opaque: "dict[str, list[Any]]") -> str:
@@ -117,7 +118,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._opaque_text: Any = self._opaque if len(json.dumps(self._opaque)) <= _OPAQUE_TEXT_MAX else digest
         self._walk: Optional[Walk] = None
         self.report: Optional[StepReport] = None
-        self._updates_before = engine.applied_step()  # that its state had seen when it was made
+        self._updates_before = 0  # that its state had seen when it got its values
         # The text of the checkpoint or commit that training went on from; from then on, the text that the next commits
         # keep.
         self.application = ""
@@ -157,7 +158,26 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def bind(self, walk: Walk) -> None:
         self._walk = walk
-        self._buffers = BufferText(walk.model, walk.units)
+        first, self._buffers = getattr(self, "_buffers", None), BufferText(walk.model, walk.units)
+        self._buffers._has_warned = first is not None and first._has_warned
+        self._updates_before = self._engine.applied_step()
+
+    def keep_first_text(self, model: torch.nn.Module, units: Units, values: Any = None) -> None:
+        """Gives the first commit of a new store its text, for a start after a crash right behind it. Before the model has the buffers that
+        the mapping `values` has."""
+        self._buffers = BufferText(_filled(model, units, values if isinstance(values, Mapping) else {}), None)  # type: ignore[arg-type]
+        self._engine.set_application(self._text(self.application, COMMIT_CHARACTERS_MAX))
+
+    def keep_text_of(self, folder: "str | os.PathLike[str]", model: torch.nn.Module, units: Units) -> None:
+        """The same for a store that begins with a checkpoint. The engine takes the checkpoint's text, unless there is none, or a commit has
+        no room for it."""
+        saved = self._text_in(folder)
+        if not isinstance(saved, dict):
+            self.keep_first_text(model, units)
+            return
+        text = json.dumps({key: value for key, value in saved.items() if key != "buffers"})
+        if len(text) <= COMMIT_CHARACTERS_MAX:
+            self._engine.set_application(text)
 
     def follow(self, given: torch.optim.Optimizer) -> None:
         """Takes the rates of the torch optimizer that offload() was given, and what schedulers keep in its groups."""
@@ -446,6 +466,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         now, world = self._hyperparameters, self._engine.world
         if not isinstance(then, dict) or (world is not None and world.rank > 0):
             return
+        then = {**{key: now[key] for key in _UNWRITTEN}, **then}
         changed = [f"{key} is {now.get(key, 'not set')} and was {then.get(key, 'not set')}" for key in {**then, **now}
                    if then.get(key) != now.get(key)]
         if changed:
@@ -472,15 +493,21 @@ class OffloadOptimizer(torch.optim.Optimizer):
             raise ArgumentError(f"the checkpoint has {len(saved)} param_groups, but the config's optimizer.groups make "
                                 f"{len(self.param_groups)}; use the config that it was saved with")
 
-    def _check_text_of(self, folder: "str | os.PathLike[str]") -> None:
-        """The same before anything is replaced, and for buffers of other shapes."""
+    def _text_in(self, folder: "str | os.PathLike[str]") -> Any:
+        """This process's text of a checkpoint, read; None where the engine says what is wrong with it, or another program wrote it."""
         try:
             with open(os.path.join(folder, "sluice_state.json"), encoding="utf-8") as file:
                 texts = json.load(file)["application"]
             own = 0 if self._engine.world is None else self._engine.world.rank
-            saved = json.loads(texts[own if own < len(texts) else 0])
+            return json.loads(texts[own if own < len(texts) else 0])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
-            return  # the engine says what is wrong with it, or another program wrote it
+            return None
+
+    def _check_text_of(self, folder: "str | os.PathLike[str]") -> None:
+        """The same before anything is replaced, and for buffers of other shapes."""
+        saved = self._text_in(folder)
+        if saved is None:
+            return
         self._require_same_opaque(saved)
         self._require_same_groups(saved.get("param_groups") if isinstance(saved, dict) else None)
         assert self._walk is not None
@@ -520,6 +547,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._require_no_step("load_checkpoint", changes=True)
         if self._is_durable:
             raise ArgumentError("a durable store goes on from its own last commit, by resume=True; it cannot take a checkpoint")
+        folder = os.path.realpath(folder)  # one checkpoint, also where a link such as `latest` is set anew meanwhile
         self._check_text_of(folder)
         text = self._engine.replace_state(folder, convert)
         self.report = None
@@ -543,6 +571,18 @@ class OffloadOptimizer(torch.optim.Optimizer):
 # torch's schedulers patch step() to learn that it was called, and warn of an optimizer that they have not patched, such as one
 # that takes the place of theirs.
 OffloadOptimizer.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+def _filled(model: torch.nn.Module, units: Units, values: "Mapping[str, torch.Tensor]") -> torch.nn.Module:
+    """A module that has the buffers of `model` under their names, with the values that take_buffers() will give them."""
+    kept = kept_buffers(model, units)
+    fits = sum(buffer.nbytes for buffer in kept.values()) <= COMMIT_CHARACTERS_MAX  # else a commit has none of them
+    last = {id(buffer): name for name, buffer in kept.items() if fits and name in values}  # modules may share one
+    filled = torch.nn.Module()
+    for name, buffer in kept.items():
+        is_plain = buffer.layout == torch.strided and not buffer.is_quantized
+        filled._buffers[name] = values[last[id(buffer)]].to(buffer.dtype) if is_plain and id(buffer) in last else buffer
+    return filled
 
 
 def _buffers_of(saved: Any) -> SavedBuffers:

@@ -2,13 +2,16 @@
 
 import contextlib
 import ctypes as C
+import errno
 import json
 import math
 import os
+import resource
+import stat
 import struct
 import weakref
 from functools import partial
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
@@ -331,22 +334,96 @@ class Gatherer:
             self._moved[index] = to
 
 
+class _KeptFile:
+    """A file as it was when it was opened, whatever file has its name later. It stays open as long as the object lives. A process that has
+    no descriptors to spare opens it again for each read, and so does one that the object was sent to; it has to be the same file then."""
+
+    _kept = 0  # by all of this process
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptor: "Optional[int]" = None
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            self._state = self._state_of(status)
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            if limit == resource.RLIM_INFINITY or _KeptFile._kept < limit // 4:  # the program needs some itself
+                self._descriptor = descriptor
+                _KeptFile._kept += 1
+                weakref.finalize(self, _KeptFile._close, descriptor)
+        finally:
+            if self._descriptor is None:
+                os.close(descriptor)
+
+    @staticmethod
+    def _state_of(status: os.stat_result) -> "tuple[int, int, int]":
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    @staticmethod
+    def _close(descriptor: int) -> None:
+        _KeptFile._kept -= 1
+        os.close(descriptor)
+
+    @property
+    def size(self) -> int:
+        return self._state[1]
+
+    def header(self) -> "tuple[int, bytearray]":
+        """The length of the header as the file says, and as much of it as there is."""
+        begin = bytearray(min(8, self.size))
+        self.read(0, memoryview(begin), "its header")
+        length, = struct.unpack("<Q", begin)
+        text = bytearray(min(length, self.size - 8))
+        self.read(8, memoryview(text), "its header")
+        return length, text
+
+    def read(self, begin: int, view: memoryview, what: str) -> None:
+        """Fills `view` with the file's bytes from `begin` on. Without a position of the file, which forked workers would share."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while len(view) != 0:
+                count = os.preadv(descriptor, [view], begin)
+                if not count:
+                    raise SluiceError(f"{self.path} has become shorter: {what} ends beyond its end")
+                view, begin = view[count:], begin + count
+            if self._state_of(os.fstat(descriptor)) != self._state:
+                raise SluiceError(f"{self.path} was written anew after it was opened, so {what} may be of another model than what was read "
+                                  "before; open the files again, and load all of the model")
+        finally:
+            if self._descriptor is None:
+                os.close(descriptor)
+
+    def __deepcopy__(self, memo: Any) -> "_KeptFile":
+        return self  # nothing of it changes
+
+    def __getstate__(self) -> Any:  # for another process
+        return {"path": self.path, "_state": self._state, "_descriptor": None}
+
+
 class SafetensorsValues(Mapping[str, torch.Tensor]):
     """The tensors of safetensors files by name, read one at a time, for `offload(values=...)`: a model on the meta device is
-    filled without ever being in memory as a whole."""
+    filled without ever being in memory as a whole. They are those of the files that have the paths now, also where a link such as
+    `run/latest` shows others later, or other files take their names. A file that is written to meanwhile is an error at the next read."""
 
     def __init__(self, *paths: "str | os.PathLike[str]") -> None:
         # The type is its name where torch has none such; a file may have such tensors, as long as nothing asks for them.
-        self._places: "dict[str, tuple[str, int, int, torch.dtype | str, Sequence[int]]]" = {}
+        self._places: "dict[str, tuple[_KeptFile, int, int, torch.dtype | str, Sequence[int]]]" = {}
+        folders: "dict[str, str]" = {}  # each resolved once, for all of its files
         for path in paths:
-            self._add(path)
+            folder, name = os.path.split(os.fspath(path))
+            self._add(os.path.join(folders.setdefault(folder, os.path.realpath(folder)), name))
 
-    def _add(self, path: "str | os.PathLike[str]") -> None:
-        size = os.path.getsize(path)
+    def _add(self, path: str) -> None:
+        file = _KeptFile(path)
+        size = file.size
         try:
-            with open(path, "rb") as file:
-                length, = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(min(length, size)))
+            length, text = file.header()
+            header = json.loads(text)
             if not isinstance(header, dict):
                 raise TypeError(f"the header is of {type(header).__name__}")
             for name, entry in header.items():
@@ -359,23 +436,17 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
                         raise ValueError(f"{name} lies beyond the end of the file")
                     if isinstance(dtype, torch.dtype) and math.prod(shape) * dtype.itemsize != end - begin:
                         raise ValueError(f"{name} has {end - begin} bytes, which is not the size of {shape}")
-                    self._places[name] = (os.fspath(path), 8 + length + begin, 8 + length + end, dtype, shape)
+                    self._places[name] = (file, 8 + length + begin, 8 + length + end, dtype, shape)
         except (KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
-            raise ArgumentError(f"{os.fspath(path)} is not a safetensors file of tensors that torch has: {error!r}") from error
+            raise ArgumentError(f"{path} is not a safetensors file of tensors that torch has: {error!r}") from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self.check_dtype(name)
-        path, begin, end, dtype, shape = self._places[name]
+        file, begin, end, dtype, shape = self._places[name]
         assert isinstance(dtype, torch.dtype)
         values = torch.empty(tuple(shape), dtype=dtype, device="cpu")
-        with open(path, "rb", buffering=0) as file:
-            file.seek(begin)
-            view = memoryview((C.c_char * (end - begin)).from_address(values.data_ptr()) if end != begin else b"").cast("B")
-            while len(view) != 0:
-                count = file.readinto(view)
-                if not count:
-                    raise SluiceError(f"{path} has become shorter: {name} ends beyond its end")
-                view = view[count:]
+        if end != begin:
+            file.read(begin, memoryview((C.c_char * (end - begin)).from_address(values.data_ptr())).cast("B"), name)
         return values
 
     def shape_of(self, name: str) -> "tuple[int, ...]":
@@ -384,18 +455,18 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
 
     def check_shape(self, name: str, shape: "Sequence[int]") -> None:
         """Raises ArgumentError where the tensor has another shape."""
-        path, found = self._places[name][0], self.shape_of(name)
+        path, found = self._places[name][0].path, self.shape_of(name)
         if found != tuple(shape):
             raise ArgumentError(f"{name} has shape {found} in {path}, but {tuple(shape)} in the model; nothing was loaded")
 
     def check_dtype(self, name: str, wanted: "torch.dtype | None" = None) -> None:
         """Raises ArgumentError where torch has no such type, or the tensor is of another than `wanted`."""
-        path, _, _, found, _ = self._places[name]
+        file, _, _, found, _ = self._places[name]
         if not isinstance(found, torch.dtype):
-            raise ArgumentError(f"{name} is of {found} in {path}, a type that torch {torch.__version__} does not have; convert it to "
+            raise ArgumentError(f"{name} is of {found} in {file.path}, a type that torch {torch.__version__} does not have; convert it to "
                                 f"one of {', '.join(SAFETENSORS)}")
         if wanted not in (None, found):
-            raise ArgumentError(f"{name} is of {found} in {path}, but of {wanted} in the model, which keeps its bits; nothing was "
+            raise ArgumentError(f"{name} is of {found} in {file.path}, but of {wanted} in the model, which keeps its bits; nothing was "
                                 "loaded. Save it in the model's type")
 
     def __iter__(self) -> "Iterator[str]":

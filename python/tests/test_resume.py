@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pathlib
+import re
 
 import pytest
 import torch
@@ -566,6 +567,11 @@ def test_other_hyperparameters_of_a_checkpoint_are_said(config, tmp_path, caplog
     optimizer.load_checkpoint(folder)
     assert caplog.text.count(" and was ") == 5
     caplog.clear()
+    saved = json.loads(text)
+    assert saved["hyperparameters"].pop("optimizer.clip_epsilon") == 0.0
+    optimizer.take_over(json.dumps(saved))  # of a version that did not keep this one
+    assert caplog.text.count(" and was ") == 5
+    caplog.clear()
     older = {key: value for key, value in json.loads(text).items() if key != "hyperparameters"}
     optimizer.take_over(json.dumps(older))  # of a version that did not keep them
     assert not caplog.records
@@ -577,5 +583,86 @@ def test_the_defaults_of_hyperparameters_are_the_engines(config, tmp_path):
     optimizer = sluice.offload(tiny(), config, units=[Block])
     saved = json.loads(pathlib.Path(optimizer.save(tmp_path / "run"), "sluice_state.json").read_text())
     expected = {f"optimizer.{key}": value for key, value in saved["optimizer"]["hyperparameters"].items()}
+    expected["optimizer.clip_epsilon"] = 0.0  # which the description of the state lacks
     assert json.loads(saved["application"][0])["hyperparameters"] == expected
+    optimizer.close()
+
+
+def test_another_clip_epsilon_of_a_checkpoint_is_said(config, tmp_path, caplog):
+    optimizer = sluice.offload(tiny(), config, units=[Block])
+    folder = optimizer.save(tmp_path / "run")
+    optimizer.close()
+    config["optimizer"]["clip_epsilon"] = 1e-6
+    optimizer = sluice.offload(tiny(), config, units=[Block], restore=folder)
+    assert "optimizer.clip_epsilon is 1e-06 and was 0.0" in caplog.text
+    optimizer.close()
+
+
+@pytest.mark.parametrize("key, value, said", [
+    ("clip_norm", 0.5, "optimizer.clip_norm was 1 and is 0.5"), ("clip_epsilon", 0.01, "optimizer.clip_epsilon was 0 and is 0.01"),
+    ("non_finite", "skip", "optimizer.non_finite was stop and is skip"), ("weight_decay", 0.1, "optimizer.weight_decay was 0.01 and is 0.1")])
+def test_changed_numbers_of_a_store_are_accepted_on_demand(config, key, value, said):
+    config["storage"]["state"] = STORE
+    with pytest.raises(sluice.ArgumentError, match="accept_changes is for a durable store that resume=True goes on from"):
+        sluice.offload(tiny(), config, units=[Block], accept_changes=True)
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block], resume=True, accept_changes=True)
+    train(model, optimizer, 2)
+    optimizer.close()
+    config["optimizer"][key] = value
+    with pytest.raises(sluice.ConfigError, match=re.escape(said) + ".*change them back, or accept the change .*in Python accept_changes=True"):
+        sluice.offload(tiny(), config, units=[Block], resume=True)
+    model = tiny(seed=4)
+    optimizer = sluice.offload(model, config, units=[Block], resume=True, accept_changes=True)
+    assert optimizer.resumed_step == 2
+    train(model, optimizer, 1, first=2)
+    optimizer.close()
+    sluice.offload(tiny(), config, units=[Block], resume=True).close()  # it is the store's now
+
+
+def test_initialize_accepts_changed_numbers_of_a_store(config):
+    config["storage"]["state"] = STORE
+    config["batch"] = {"sequences": 2, "micro_batches": 1}
+    _, optimizer, _, _ = sluice.initialize(model=tiny(), config=config, units=[Block], resume=True)
+    optimizer.close()
+    config["optimizer"]["clip_norm"] = 0.5
+    with pytest.raises(sluice.ConfigError, match="accept_changes=True"):
+        sluice.initialize(model=tiny(), config=config, units=[Block], resume=True)
+    _, optimizer, _, _ = sluice.initialize(model=tiny(), config=config, units=[Block], resume=True, accept_changes=True)
+    assert optimizer.resumed_step == 0
+    optimizer.close()
+
+
+@pytest.mark.parametrize("length", [1, 300])
+def test_a_store_of_long_names(config, length):
+    """Groups by name, as of a torch optimizer with decay for some. Long ones take more room than a commit has for all of its settings."""
+    config["storage"]["state"] = STORE
+    config["memory"] = {"device": "64MiB", "host": "256MiB"}
+    config["optimizer"] = {"overlap": "serial", "clip_norm": 1.0}
+
+    class Many(torch.nn.Module):
+        def __init__(self, unit):
+            super().__init__()
+            for i in range(200):
+                self.register_parameter(f"expert_{i:05d}" + length * "s", torch.nn.Parameter(torch.ones(2)))
+
+        def forward(self, x):
+            return x + 1e-3 * torch.stack(list(self.parameters())).sum()
+
+    def start(decay, **options):
+        model = torch.nn.Sequential(*[Many(unit) for unit in range(20)])
+        parameters = list(model.parameters())
+        given = torch.optim.AdamW([{"params": parameters[::2], "weight_decay": decay}, {"params": parameters[1::2], "weight_decay": 0.0}])
+        return model, sluice.offload(model, config, units=[Many], optimizer=given, resume=True, **options)
+
+    for _ in range(2):
+        model, optimizer = start(0.1)
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        optimizer.close()
+    with pytest.raises(sluice.ConfigError, match="with learning_rate_factor 1 and weight_decay 0.1 and is .* and weight_decay 0.2; change") as caught:
+        start(0.2)
+    assert len(str(caught.value)) < 2500
+    _, optimizer = start(0.2, accept_changes=True)
+    assert optimizer.resumed_step == 2
     optimizer.close()

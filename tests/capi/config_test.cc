@@ -198,5 +198,25 @@ TEST_F(CApi, PlansWithoutAnEngine) {
   EXPECT_EQ(sluice_plan("{}", nullptr, &plan), SLUICE_INVALID_ARGUMENT);
 }
 
+// The file divides what is on storage among the drives.
+TEST_F(CApi, APlanNeedsTheCalibrationThatAnEngineNeeds) {
+  const sluice_model described = model();
+  backend_ = R"("calibration": "/nowhere.json", )";
+  const char* plan = nullptr;
+  EXPECT_EQ(sluice_plan(config().c_str(), &described, &plan), SLUICE_INPUT);
+  EXPECT_EQ(plan, nullptr);
+  const std::string message = sluice_last_error();
+  EXPECT_EQ(sluice_engine_create(config().c_str(), &described, &engine_), SLUICE_INPUT);
+  EXPECT_EQ(message, sluice_last_error());
+  EXPECT_NE(message.find("\"/nowhere.json\" cannot be read"), std::string::npos) << message;
+
+  std::string in_memory = config();
+  for (std::size_t at; (at = in_memory.find("\"nvme\"")) != std::string::npos;)
+    in_memory.replace(at, 6, "\"host\"");
+  EXPECT_EQ(sluice_plan(in_memory.c_str(), &described, &plan), SLUICE_OK) << sluice_last_error();
+  ASSERT_EQ(sluice_engine_create(in_memory.c_str(), &described, &engine_), SLUICE_OK)
+      << sluice_last_error();
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -361,6 +361,10 @@ TEST_F(CApiCheckpoint, ADurableStoreGoesOnWithTheSameBits) {
   EXPECT_EQ(std::string(text), "position 3");
   EXPECT_EQ(master(0, 5000), expected);
   EXPECT_EQ(sluice_open_or_create(engine_, nullptr, nullptr, 0, &is_new), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_set_application(engine_, "a\xff"), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(),
+               "sluice_set_application: the text of 2 B is not UTF-8, as the text of a checkpoint "
+               "has to be; give other data as text, such as base64");
   EXPECT_EQ(sluice_set_application(engine_, nullptr), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(sluice_committed_step(engine_, nullptr, &has_one), SLUICE_INVALID_ARGUMENT);
 }

@@ -64,6 +64,7 @@ ordered_json json_of(const StoreSurvey& store) {
                         {"bytes", store.file_bytes},
                         {"paths", store.directories},
                         {"in_use_by", store.holder},
+                        {"lost_marks", store.lost_marks},
                         {"ranks", std::move(ranks)},
                         {"absent_ranks", absent_ranks(store)}};
   if (store.step) document["step"] = *store.step;
@@ -73,7 +74,8 @@ ordered_json json_of(const StoreSurvey& store) {
 std::string line_of(const StoreSurvey& store) {
   std::string line = fmt::format("{}  {}", store.name, format_bytes(store.file_bytes));
   if (store.step) line += fmt::format("  step {}", *store.step);
-  if (store.presence != StorePresence::kMade) line += "  never finished";
+  if (store.presence == StorePresence::kAbandoned)
+    line += "  never finished; the next start removes it";
   const std::size_t absent = absent_ranks(store).size();
   const std::size_t ranks = store.ranks.size() + absent;
   const std::string here = absent == 0 ? "" : fmt::format("{} of ", store.ranks.size());
@@ -115,6 +117,28 @@ void say_absent(const StoreSurvey& store) {
         fmt::join(absent, ", "));
 }
 
+// Says why the store as a whole has no state. Empty if its ranks have commits.
+std::string obstacle_of(const StoreSurvey& store) {
+  if (store.presence == StorePresence::kAbandoned)
+    return fmt::format(
+        "the store \"{}\" ({}) was never finished, or its removal was cut short; the next start "
+        "removes it",
+        store.name, text_of(store.id));
+  if (store.ranks.empty())
+    return fmt::format(
+        "the store \"{}\" ({}) has no commit records in {}, which say what its data "
+        "files hold; bring the record files back, or go on from a checkpoint",
+        store.name, text_of(store.id), fmt::join(store.directories, ", "));
+  return {};
+}
+
+void say_lost_marks(const StoreSurvey& store) {
+  for (const std::string& directory : store.lost_marks)
+    say("{}/{}.lock is missing or damaged; all files of the store are there, and the next start "
+        "writes it again\n",
+        directory, store.name);
+}
+
 int inspect(const StateOptions& options) {
   const ConfigDocument config = read_state_config(options);
   const Config::Storage storage = engine_config(config).storage;
@@ -136,6 +160,8 @@ int inspect(const StateOptions& options) {
     if (!rank.data_problem.empty()) say("  {}\n", rank.data_problem);
   }
   say_absent(store);
+  say_lost_marks(store);
+  if (const std::string words = obstacle_of(store); !words.empty()) say("{}\n", words);
   if (const std::string words = find_disagreement(store); !words.empty()) say("{}\n", words);
   json.write(json_of(store));
   return kExitOk;
@@ -151,6 +177,11 @@ int verify(const StateOptions& options) {
                                                "changes while it is read",
                                                store.name, store.holder));
   ordered_json document = json_of(store);
+  if (const std::string words = obstacle_of(store); !words.empty()) {
+    document["problem"] = words;
+    json.write(document);
+    throw Error(ErrorCode::kDamaged, words);
+  }
   std::size_t damaged = 0;
   std::string unread;
   for (std::size_t i = 0; i < store.ranks.size(); ++i) {
@@ -179,6 +210,7 @@ int verify(const StateOptions& options) {
     damaged += lines.size();
   }
   say_absent(store);
+  say_lost_marks(store);
   if (const std::string words = find_disagreement(store); !words.empty()) {
     say("{}\n", words);
     document["problem"] = words;

@@ -146,7 +146,8 @@ class SLUICE_EXPORT DetachedOptimizer {
 
   DetachedReport report();
   // Returns the lines of text for the user since the last call. They name choices that were
-  // necessary because of this machine, reads that were repeated, and transfers that were slow.
+  // necessary because of this machine, reads that were repeated, and transfers that were slow. They
+  // also name each tensor whose state is no longer finite, once.
   std::vector<std::string> take_notes();
 
  private:

@@ -200,9 +200,9 @@ class SLUICE_EXPORT Engine {
   // continues, threads of the engine read the state block by block and write the blocks to the
   // files. The update of a block waits until the checkpoint has copied the block. So the checkpoint
   // holds exactly the state at the time of the call. If another save is under way, begin_save()
-  // first waits for the end of that save. An application that needs the result of that save calls
-  // finish_save() before begin_save(). After all ranks have written their parts, a later call gives
-  // the checkpoint its name. The checkpoint gets its name in the next call of begin_step(),
+  // first waits for the end of that save, whose result poll_save() then returns, or the notes of
+  // the next checkpoint name. After all ranks have written their parts, a later call gives the
+  // checkpoint its name. The checkpoint gets its name in the next call of begin_step(),
   // finish_save(), begin_save(), save(), replace_values() or close(). All ranks make the same
   // calls.
   // Fails with:
@@ -212,7 +212,8 @@ class SLUICE_EXPORT Engine {
   void begin_save(const std::string& root, const SaveOptions& options);
   // Returns the checkpoint that begin_save() began, after a later call has given the checkpoint its
   // name. The result is empty while the checkpoint is being written. Each checkpoint is returned
-  // only once.
+  // only once. If several have appeared since the last call, the newest is returned, and its notes
+  // name the others.
   // If the save has failed, only one call throws the failure. If neither poll_save() nor
   // finish_save() takes the failure, the next begin_step(), begin_save(), save() or close() throws
   // the failure. After this failure, the engine can continue, and the contents of the folder are as

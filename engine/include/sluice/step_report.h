@@ -137,8 +137,8 @@ struct FinishOptions {
   std::optional<double> gradient_divisor = {};
   std::optional<std::vector<double>> group_learning_rates = {};
   // The data that the application needs to continue after this step, such as its position in the
-  // training data. The data has at most 1 MiB, and is used only with a durable store. If no data is
-  // given, the store keeps the data that was given last.
+  // training data. The data is a UTF-8 text of at most 1 MiB, and is used only with a durable
+  // store. If no data is given, the store keeps the data that was given last.
   std::optional<std::string> application = {};
 };
 

@@ -202,6 +202,17 @@ TEST_F(DetachedTest, SaysWhichTensorIsNoLongerFinite) {
   optimizer.wait_all();
   EXPECT_EQ(optimizer.report().non_finite_blocks, 1u);
   EXPECT_EQ(optimizer.report().non_finite_tensor, "t1");
+  const auto line = [](const std::string& name) {
+    return "an update has left \"" + name + "\" with an infinity or a NaN";
+  };
+  EXPECT_EQ(optimizer.take_notes().back(), line("t1"));
+  updates = {next(OptimizerKind::kAdamW, 0), next(OptimizerKind::kAdamW, 1)};
+  tensors_[0].gradient[7] = INFINITY;
+  optimizer.begin(updates);
+  optimizer.wait_all();
+  EXPECT_EQ(optimizer.report().non_finite_blocks, 3u);
+  EXPECT_EQ(optimizer.report().non_finite_tensor, "t1");  // the first one
+  EXPECT_EQ(optimizer.take_notes(), std::vector{line("t0")}) << "each once";
 }
 
 TEST_F(DetachedTest, RefusesWhatItsContractForbidsAndChangesNothing) {

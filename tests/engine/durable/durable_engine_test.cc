@@ -4,11 +4,19 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <thread>
+
 #include <fmt/format.h>
 
+#include "engine/store/store_files.h"
 #include "engine/store/store_lock.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/memory_source.h"
+#include "tests/support/process_with_files.h"
 
 namespace sluice::test {
 namespace {
@@ -223,6 +231,69 @@ TEST_F(DurableEngine, WhatCannotGoOnIsNamedAndNothingIsChanged) {
   });
   EXPECT_NE(words.find("frozen units"), std::string::npos) << words;
   EXPECT_TRUE(run(config(), {.steps = 2}).state == toy_oracle(config(), {.steps = 4}).state);
+}
+
+TEST_F(DurableEngine, LostMarksAreWrittenAgain) {
+  (void)run(config(), {.steps = 2});
+  const StoreMark made = read_store_mark(paths_[0], "run-7").value();
+  std::uint32_t steps = 2;
+  for (const std::size_t lost : {0, 1, 2}) {  // 2: both
+    for (const bool is_damaged : {false, true}) {
+      std::size_t count = 0;
+      for (std::size_t path = 0; path < 2; ++path) {
+        if (lost != 2 && path != lost) continue;
+        const std::string file = paths_[path] + "/run-7.lock";
+        std::filesystem::remove(file);
+        if (is_damaged) std::ofstream(file) << "sluice st";
+        ++count;
+      }
+      Run next(config());
+      EXPECT_EQ(std::ranges::count_if(next.engine->notes(),
+                                      [](const std::string& note) {
+                                        return note.find("run-7.lock was missing or damaged") !=
+                                               std::string::npos;
+                                      }),
+                count);
+      const ToyResult result =
+          run_toy(*next.engine, next.model, *next.device, config(), {.steps = 1});
+      next.engine->close();
+      EXPECT_TRUE(result.state == toy_oracle(config(), {.steps = ++steps}).state);
+      for (const std::string& path : paths_) EXPECT_EQ(read_store_mark(path, "run-7"), made);
+    }
+  }
+}
+
+// The process of a run that was killed is gone, and the kernel still writes what it had asked for.
+TEST_F(DurableEngine, TheLastTransfersOfAKilledRunAreAwaited) {
+  (void)run(config(), {.steps = 2});
+  const StoreId id = read_store_mark(paths_[0], "run-7").value().id;
+  ProcessWithFiles killed([&] {
+    auto* const files = new StoreFiles(
+        StoreFiles::open_records({.directories = paths_, .name = "run-7", .id = id}));
+    files->open_data(2);
+    FileLocks locks(1);
+    files->lock(locks);
+    return files->data()[1].descriptor();
+  });
+  const std::string words = expect_error(ErrorCode::kInput, [&] { const Run early(config()); });
+  EXPECT_NE(words.find(fmt::format("process {} on ", killed.pid())), std::string::npos) << words;
+  killed.kill();
+  Config impatient = config();
+  impatient.storage.timeout_s = 0.1;
+  expect_error(ErrorCode::kTimeout, [&] { const Run late(impatient); });
+  std::atomic<bool> is_over = false;
+  std::thread kernel([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    is_over = true;
+    killed.end_transfer();
+  });
+  Run next(config());
+  EXPECT_TRUE(is_over);
+  kernel.join();
+  const std::vector<std::string> notes = next.engine->notes();
+  EXPECT_TRUE(std::ranges::any_of(notes, [](const std::string& note) {
+    return note.find("for the last transfers of a process that has ended") != std::string::npos;
+  }));
 }
 
 TEST_F(DurableEngine, RoundedMomentsGoOn) {

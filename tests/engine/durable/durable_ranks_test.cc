@@ -1,5 +1,6 @@
 // Durable stores of several ranks, as threads: each has files of its own, and all go on from the
 // last commit that every rank has.
+#include <csignal>
 #include <filesystem>
 #include <span>
 
@@ -7,8 +8,11 @@
 #include <gtest/gtest.h>
 
 #include "engine/store/store_files.h"
+#include "engine/store/store_survey.h"
 #include "tests/engine/exactness_cases.h"
 #include "tests/engine/ranks/rank_threads.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/process_with_files.h"
 
 namespace sluice::test {
 namespace {
@@ -118,6 +122,52 @@ TEST(DurableRanks, EachMissingFileIsNamedAndNothingIsChanged) {
     std::filesystem::rename(aside, file);
   }
   expect_no_failure(run_ranks(2, config, {.steps = 1, .rank_count = 2}));
+}
+
+// Only the first of a job's ranks on a host has the store's lock. That rank has been killed, and
+// another one lives on, which may write again later.
+TEST(DurableRanks, ARankThatLivesOnKeepsItsFiles) {
+  const TempDirectory directory;
+  const Config config = durable_config(directory, "run", 3, OverlapPolicy::kDeferred);
+  expect_no_failure(run_ranks(2, config, {.steps = 2, .rank_count = 2}, {.closes = true}));
+  const StoreId id = read_store_mark(directory.path(), "run").value().id;
+  ProcessWithFiles other([&] {
+    auto* const files = new StoreFiles(StoreFiles::open_records(
+        {.directories = {directory.path()}, .name = "run", .id = id, .rank = 1}));
+    files->open_data(1);
+    FileLocks locks(1);
+    files->lock(locks);
+    return files->data()[0].descriptor();
+  });
+  ::kill(other.pid(), SIGSTOP);
+  const std::vector<RankRun> runs = run_ranks(2, config, {.steps = 1, .rank_count = 2});
+  EXPECT_NE(runs[0].failure, "");
+  const std::string process = fmt::format("process {} on ", other.pid());
+  EXPECT_NE(runs[1].failure.find("is in use by " + process), std::string::npos) << runs[1].failure;
+  EXPECT_EQ(survey_store("run", {directory.path()}).holder.find(process), 0u);
+  expect_error(ErrorCode::kInput, [&] { (void)remove_store("run", {directory.path()}); });
+  other.kill();
+  other.end_transfer();
+  const std::vector<RankRun> again = run_ranks(2, config, {.steps = 1, .rank_count = 2});
+  expect_no_failure(again);
+  EXPECT_EQ(again[0].result.reports.back().step, 3u);
+}
+
+// All of them find it, and one of them removes it.
+TEST(DurableRanks, AnUnfinishedStoreGoes) {
+  const TempDirectory directory;
+  const Config config = durable_config(directory, "run", 3, OverlapPolicy::kDeferred);
+  for (int i = 0; i < 8; ++i) {
+    expect_no_failure(run_ranks(3, config, {.steps = 1, .rank_count = 3}, {.closes = true}));
+    StoreMark mark = read_store_mark(directory.path(), "run").value();
+    mark.stage = StoreStage::kCreating;
+    StoreLock(directory.path(), "run", "").set_mark(mark);
+    const std::vector<RankRun> runs =
+        run_ranks(3, config, {.steps = 1, .rank_count = 3}, {.closes = true});
+    expect_no_failure(runs);
+    EXPECT_EQ(runs[0].result.reports.back().step, 1u);
+    (void)remove_store("run", {directory.path()});
+  }
 }
 
 // Two ranks on two hosts: each has a path of its own.

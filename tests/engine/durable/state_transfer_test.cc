@@ -16,6 +16,7 @@
 #include "engine/store/store_survey.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/process_with_files.h"
 
 namespace sluice::test {
 namespace {
@@ -247,6 +248,33 @@ TEST_F(StateTransfer, WhatAKilledMoveHasLeftGoes) {
   EXPECT_EQ(made.step, 1u);
   ASSERT_EQ(made.ranks.size(), 1u);
   EXPECT_TRUE(find_damaged_planes(made, made.ranks[0]).empty());
+}
+
+// The first rank of a job, which had the locks, has been killed, and another rank lives on.
+TEST_F(StateTransfer, AStoreThatAProcessIsMakingStays) {
+  run(1, config_of("from", 3, DType::kBf16), {.steps = 1});
+  StoreSource source("from", paths_);
+  const Config to = config_of("to", 3, DType::kBf16);
+  const StoreId id = random_store_id();
+  for (const std::string& path : paths_)
+    StoreLock(path, "to", "").set_mark({.stage = StoreStage::kCreating, .id = id});
+  ProcessWithFiles other([&] {
+    const std::uint64_t bytes[] = {4096, 4096};
+    auto* const files = new StoreFiles(
+        StoreFiles::create({.directories = paths_, .name = "to", .id = id}, bytes, 4096));
+    files->name_data();
+    return files->data()[1].descriptor();
+  });
+  const std::string process = fmt::format("is in use by process {} on ", other.pid());
+  const std::string words =
+      expect_error(ErrorCode::kInput, [&] { (void)make_store(to, toy_model(), 1, source, {}); });
+  EXPECT_NE(words.find(process), std::string::npos) << words;
+  const RankRun refused = run_ranks(1, to, {.steps = 1})[0];
+  EXPECT_NE(refused.failure.find(process), std::string::npos) << refused.failure;
+  EXPECT_EQ(look_at_path(paths_[1], "to").files.size(), 1u);
+  other.kill();
+  other.end_transfer();
+  run(1, to, {.steps = 1});
 }
 
 TEST_F(StateTransfer, WhatCannotMoveIsNamedAndNothingIsLeft) {

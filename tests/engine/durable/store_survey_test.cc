@@ -134,9 +134,15 @@ TEST_F(StoreSurveyOfRanks, AMarkWithoutFilesIsInNoRemovalsWay) {
       expect_error(ErrorCode::kInput, [&] { (void)remove_store("run", paths); });
   EXPECT_NE(words.find("there is no store \"run\""), std::string::npos) << words;
   const std::uint64_t bytes[] = {4096};
-  StoreFiles files = StoreFiles::create(
-      {.directories = {paths[0]}, .name = "run", .id = {1}, .rank = 0}, bytes, 4096);
-  files.name_data();
+  {
+    StoreFiles files = StoreFiles::create(
+        {.directories = {paths[0]}, .name = "run", .id = {1}, .rank = 0}, bytes, 4096);
+    files.name_data();
+    const std::string user =
+        expect_error(ErrorCode::kInput, [&] { (void)remove_store("run", paths); });
+    EXPECT_NE(user.find("run.01"), std::string::npos) << user;
+    EXPECT_NE(user.find("is in use by process"), std::string::npos) << user;
+  }
   EXPECT_EQ(remove_store("run", paths).file_bytes, 4096u);
   EXPECT_EQ(survey_store("run", paths).presence, StorePresence::kNone);
   EXPECT_TRUE(look_at_path(paths[0], "run").files.empty());

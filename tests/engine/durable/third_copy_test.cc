@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 #include <fmt/format.h>
@@ -93,11 +94,45 @@ TEST_F(ThirdCopy, ComesWhereThePolicyWantsIt) {
   EXPECT_EQ(data_bytes(), three_copies);
 }
 
-// A run that dies before its first commit: the record still names two copies of each plane.
+// As by an application that finds, behind the opening, that it cannot go on from the store.
+TEST_F(ThirdCopy, ThatNoCommitNamesIsGivenBack) {
+  (void)train(OverlapPolicy::kDeferred, 3);
+  const auto before = contents();
+  open_only(OverlapPolicy::kSpeculative);
+  EXPECT_TRUE(contents() == before);
+  (void)train(OverlapPolicy::kSpeculative, 1);  // its first commit is of the second step
+  EXPECT_TRUE(train(OverlapPolicy::kSpeculative, 2).state ==
+              expected(config(OverlapPolicy::kDeferred), 6));
+}
+
+// A record that might name it keeps it.
+TEST_F(ThirdCopy, StaysWhereARecordIsDamaged) {
+  (void)train(OverlapPolicy::kDeferred, 3);
+  const std::uint64_t two_copies = data_bytes();
+  {
+    const auto device = make_host_device({.memory_bytes = 64_MiB});
+    const Engine engine(config(OverlapPolicy::kSpeculative), toy_model({1}), *device);
+    for (const auto& [name, content] : contents()) {
+      if (name.find(".commit0") == std::string::npos) continue;
+      std::fstream file(name, std::ios::in | std::ios::out | std::ios::binary);
+      for (std::size_t at = 300; at < content.size(); at += 4096) {
+        file.seekp(static_cast<std::streamoff>(at));
+        file.put(static_cast<char>(content[at] ^ 1));
+      }
+    }
+  }
+  EXPECT_GT(data_bytes(), two_copies);
+}
+
+// A run that is killed before its first commit: the record still names two copies of each plane.
 TEST_F(ThirdCopy, ThatNoCommitNamesIsMadeAgainAndTakesNoMore) {
   (void)train(OverlapPolicy::kDeferred, 3);
-  open_only(OverlapPolicy::kSpeculative);
+  for (const auto& [name, content] : contents())
+    if (name.find(".data") != std::string::npos)
+      fs::resize_file(name, align_up(content.size() + content.size() / 2, 4_KiB));
   const std::uint64_t three_copies = data_bytes();
+  open_only(OverlapPolicy::kSpeculative);
+  EXPECT_EQ(data_bytes(), three_copies);
   open_only(OverlapPolicy::kSpeculative);
   EXPECT_EQ(data_bytes(), three_copies);
   (void)train(OverlapPolicy::kDeferred, 1);

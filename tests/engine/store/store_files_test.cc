@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <set>
@@ -154,6 +155,68 @@ TEST_F(StoreFilesOnDisk, NothingWasMadeWhereOnlyMarksWereSet) {
   // A second creation had other paths, and ended in the same way.
   StoreLock(paths_[1], "run", "").set_mark({.stage = StoreStage::kCreating, .id = {2}});
   EXPECT_EQ(found().presence, StorePresence::kNone);
+}
+
+// A creation was killed, and has lost its marks, too, by removal or by damage. The store is made
+// once rank 0's records, with its first commit, have their names.
+TEST_F(StoreFilesOnDisk, LostMarksMakeNoStoreOfWhatIsHalfMade) {
+  const StoreId id = random_store_id();
+  const std::uint64_t sizes[] = {64_KiB, 32_KiB, 4_KiB};
+  const auto lose_marks = [&](bool is_damaged) {
+    for (const std::string& path : paths_) {
+      std::filesystem::remove(path + "/run.lock");
+      if (is_damaged) std::ofstream(path + "/run.lock") << std::string(512, '\0');
+    }
+  };
+  const auto expect_refused = [&] {
+    for (const bool is_damaged : {false, true}) {
+      lose_marks(is_damaged);
+      const std::string words = expect_error(ErrorCode::kInput, [&] { (void)found(); });
+      EXPECT_NE(words.find("no whole run.lock"), std::string::npos) << words;
+    }
+  };
+  StoreFiles files = StoreFiles::create(options(id), sizes, kSlotBytes);
+  EXPECT_EQ(found().presence, StorePresence::kNone);
+  files.name_data();
+  expect_refused();
+  StoreFiles::Options rank_1 = options(id);
+  rank_1.rank = 1;
+  StoreFiles others = StoreFiles::create(rank_1, sizes, kSlotBytes);
+  const auto queue = make_sync_queue({});
+  const auto commit = [&](const StoreFiles& of, std::uint32_t rank) {
+    const CommitRecord record{
+        .store_id = id, .rank = rank, .rank_count = 2, .generation = 1, .file_count = 3};
+    const CommitFiles all = of.commit_files();
+    write_commit(*queue, all, commit_sequence(3), 0, record);
+  };
+  others.name_data();
+  commit(others, 1);
+  others.name_records();
+  expect_refused();
+  commit(files, 0);
+  expect_refused();
+  files.name_records();
+  for (const bool is_damaged : {false, true}) {
+    lose_marks(is_damaged);
+    EXPECT_EQ(found().presence, StorePresence::kMade);
+    EXPECT_EQ(found().id, id);
+    EXPECT_EQ(found().lost_marks, paths_);
+  }
+  // As in the middle of a removal.
+  std::filesystem::remove(paths_[0] + "/run." + text_of(id) + ".r0.commit0");
+  expect_refused();
+}
+
+TEST_F(StoreFilesOnDisk, OneLostMarkIsMadeUpForByAnotherThatSaysMade) {
+  const StoreId id = random_store_id();
+  create(id);
+  std::filesystem::remove(paths_[1] + "/run.lock");
+  EXPECT_EQ(found().presence, StorePresence::kMade);
+  EXPECT_EQ(found().lost_marks, std::vector<std::string>{paths_[1]});
+  for (const std::size_t path : {0u, 2u})
+    StoreLock(paths_[path], "run", "").set_mark({.stage = StoreStage::kCreating, .id = id});
+  const std::string words = expect_error(ErrorCode::kInput, [&] { (void)found(); });
+  EXPECT_NE(words.find(paths_[1] + " has files"), std::string::npos) << words;
 }
 
 // The paths may come in another order; records and data are found, by real drives' queues.

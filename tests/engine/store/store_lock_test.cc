@@ -136,5 +136,30 @@ TEST(StoreLock, AFileOfSomebodyElseIsLeftAlone) {
                [&] { const StoreLock lock(directory.path() + "/none", "run", ""); });
 }
 
+// Beside files of the store, it is the store's own, and its mark is lost.
+TEST(StoreLock, ADamagedMarkBesideFilesOfTheStoreIsLost) {
+  const TempDirectory directory;
+  std::ofstream(directory.file("run.lock")) << std::string(512, '\0');
+  expect_error(ErrorCode::kDamaged, [&] { const StoreLock lock(directory.path(), "run", ""); });
+  std::ofstream(directory.file("run." + std::string(32, '0') + ".r0.data0")).flush();
+  StoreLock lock(directory.path(), "run", "");
+  EXPECT_EQ(lock.mark(), StoreMark());
+  lock.set_mark({.stage = StoreStage::kMade, .id = {7}});
+  EXPECT_EQ(read_store_mark(directory.path(), "run").value().id, StoreId{7});
+}
+
+TEST(StoreLock, AnotherVersionIsLeftAlone) {
+  const TempDirectory directory;
+  std::ofstream(directory.file("run." + std::string(32, '0') + ".r0.data0")).flush();
+  std::ofstream(directory.file("run.lock")) << "sluice store 2\nstage: made\n";
+  const std::string words = expect_error(
+      ErrorCode::kUnsupported, [&] { const StoreLock lock(directory.path(), "run", ""); });
+  EXPECT_NE(words.find("another version (sluice store 2)"), std::string::npos) << words;
+  std::ifstream file(directory.file("run.lock"));
+  std::string text;
+  std::getline(file, text);
+  EXPECT_EQ(text, "sluice store 2");
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -328,6 +328,15 @@ class Checkpoints(CliCase):
         self.assertIn('nothing to train: "kept/step-000000003" is of step 3, and --steps is 2; choose a larger --steps', message)
         self.assertFalse(os.path.exists(self.path("other")))
 
+    def test_lazy_updates_are_no_change(self):
+        lazy = {**BASE, "optimizer.untouched": "lazy"}
+        expected = self.train({**BASE, "run.steps": 4, "optimizer.schedule_steps": 4})["state_sha256"]
+        for first, second in ((BASE, lazy), (lazy, BASE)):
+            for values, steps in ((first, 2), (second, 4)):
+                made = self.train({**values, "run.steps": steps, "optimizer.schedule_steps": 4}, "--checkpoint", "kept", "--resume")
+            self.assertEqual((made["resumed_steps"], made["state_sha256"]), (2, expected))
+            shutil.rmtree(self.path("kept"))
+
     def test_what_cannot_go_on_is_refused_and_nothing_changes(self):
         self.assertIn("no checkpoint", self.fail_train(2, BASE, *EVERY, "--resume=required"))
         self.assertIn("--checkpoint", self.fail_train(2, BASE, "--resume"))

@@ -191,6 +191,65 @@ class DurableStores(CliCase):
         self.run_sluice("state", "remove", config)
         self.assertEqual(self.train(paths, "--resume")["resumed_steps"], 0)
 
+    def test_a_store_that_was_never_finished_is_not_called_whole(self):
+        config = self.write_config(BASE)
+        self.run_sluice("train", config, "--quiet")
+        mark = self.files("run-7.lock")[0]
+        with open(mark, "rb") as file:
+            made = file.read()
+        with open(mark, "wb") as file:
+            file.write(made.replace(b"stage: made", b"stage: creating")[:512])
+        words = "never finished; the next start removes it"
+        self.assertIn(words, self.run_sluice("state", "list", config).stdout)
+        self.assertIn(words, self.run_sluice("state", "inspect", config).stdout)
+        for _ in range(2):
+            done = self.run_sluice("state", "verify", config, "--json", "verify.json", expect=1)
+            self.assertIn("never finished, or its removal was cut short; the next start removes it", done.stderr)
+            self.assertNotIn("0 damaged", done.stdout)
+            self.assertIn("never finished", self.read_json("verify.json")["problem"])
+            for name in self.files("*.commit*"):
+                os.remove(name)
+        with open(mark, "wb") as file:  # a store that has lost its records
+            file.write(made)
+        for command, code in (("verify", 1), ("inspect", 0)):
+            done = self.run_sluice("state", command, config, expect=code)
+            self.assertIn("has no commit records in storage", done.stdout + done.stderr)
+
+    def test_a_store_that_has_lost_its_mark_is_read_and_goes_on(self):
+        planned = {**BASE, "optimizer.schedule_steps": STEPS}
+        expected = self.train({**planned, "storage.state.name": "whole"})["state_sha256"]
+        config = self.write_config(planned, name="planned.json")
+        mark = self.path("storage", "run-7.lock")
+        for steps, text in ((3, None), (5, b""), (STEPS, bytes(512))):
+            self.run_sluice("train", self.write_config({**planned, "run.steps": steps}, name="steps.json"), "--quiet", "--resume")
+            os.remove(mark)
+            if text is not None:
+                with open(mark, "wb") as file:
+                    file.write(text)
+            done = self.run_sluice("state", "verify", config)
+            self.assertIn("0 damaged", done.stdout)
+            self.assertIn("storage/run-7.lock is missing or damaged; all files of the store are there", done.stdout)
+            self.assertRegex(self.run_sluice("state", "list", config).stdout, rf"(?m)^run-7 .* step {steps}  1 rank$")
+            self.run_sluice("state", "inspect", config, "--json", "state.json")
+            self.assertEqual(self.read_json("state.json")["lost_marks"], ["storage"])
+            self.run_sluice("state", "export", config, "kept")
+        done = self.run_sluice("train", self.write_config({**planned, "run.steps": STEPS + 1}), "--resume=required", "--accept-config")
+        self.assertIn("storage/run-7.lock was missing or damaged, and has been written again", done.stdout)
+        moved = self.train({**planned, "storage.state.name": "other"}, "--resume-from", f"kept/step-00000000{STEPS}")
+        self.assertEqual(moved["state_sha256"], expected)
+        with open(mark, "wb") as file:
+            file.write(bytes(512))
+        self.assertIn("removed the store \"run-7\"", self.run_sluice("state", "remove", config).stdout)
+        self.assertEqual(self.files("run-7.*"), [mark])
+
+    def test_a_refused_start_leaves_the_size_of_a_store(self):
+        self.run_sluice("train", self.write_config(BASE), "--quiet")
+        sizes = {name: os.path.getsize(name) for name in self.files("*.data*")}
+        wants_three = {**BASE, "optimizer.overlap": "speculative", "storage.state.commit_every": 2}
+        self.assertIn("go on from it with --resume", self.fail_train(2, wants_three))
+        self.assertIn("run.seed", self.fail_train(2, {**wants_three, "run.seed": 8}, "--resume"))
+        self.assertEqual({name: os.path.getsize(name) for name in self.files("*.data*")}, sizes)
+
     def test_stores_of_one_name_are_not_removed_together(self):
         os.mkdir(self.path("second"))
         for path in ("storage", "second"):

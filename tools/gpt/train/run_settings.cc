@@ -34,6 +34,11 @@ std::string_view format_of(const TrainConfig& config) {
   return config.data_format == TokenFormat::kUint32 ? "uint32" : "bytes";
 }
 
+// A lazy update makes the bits of one that comes in each step.
+UntouchedPolicy same_bits_as(UntouchedPolicy policy) {
+  return policy == UntouchedPolicy::kSkip ? policy : UntouchedPolicy::kUpdate;
+}
+
 }  // namespace
 
 std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks) {
@@ -64,7 +69,7 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
   add("optimizer.clip_norm", engine.optimizer.clip_norm);
   add("optimizer.clip_epsilon", engine.optimizer.clip_epsilon);
   add("optimizer.non_finite", name_of(engine.optimizer.non_finite));
-  add(kUntouched, name_of(engine.optimizer.untouched));
+  add(kUntouched, name_of(same_bits_as(engine.optimizer.untouched)));
   if (engine.optimizer.state == OptimizerState::kBf16)
     add("optimizer.rounding_seed", engine.optimizer.rounding_seed);
   for (std::size_t i = 0; i < engine.optimizer.groups.size(); ++i) {
@@ -96,7 +101,10 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
 
 std::optional<std::string> value_before(const std::map<std::string, std::string>& saved,
                                         const std::string& key) {
-  if (const auto found = saved.find(key); found != saved.end()) return found->second;
+  if (const auto found = saved.find(key); found != saved.end()) {
+    const bool is_lazy = key == kUntouched && found->second == name_of(UntouchedPolicy::kLazy);
+    return is_lazy ? std::string(name_of(UntouchedPolicy::kUpdate)) : found->second;
+  }
   if (key == "optimizer.schedule") return describe(ScheduleOptions{});
   if (key == kReduction) return std::string(name_of(RankReduction::kExact));
   if (key == kUntouched) return std::string(name_of(UntouchedPolicy::kUpdate));
