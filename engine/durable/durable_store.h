@@ -31,8 +31,7 @@ class DurableStore {
   // names them. All arguments must outlive the store.
   // Fails with:
   // - kInput: a process of another job has the store or one of its files, a path lacks the store's
-  // files, or the store's model,
-  //   layout or number of ranks differs.
+  //   files, or the store's model, layout or number of ranks differs.
   // - kTimeout: transfers of a process that has ended are still under way after storage.timeout.
   // - kDamaged, kNoSpace and others: a file cannot be read or made.
   DurableStore(const Config& config, const ModelSpec& model, const Layout& layout,

@@ -40,8 +40,7 @@ class StoreLock {
   //   the other process by its host, its number and the time when it took the lock.
   // - kNoSpace, kIo or kUnsupported: the file cannot be read or written.
   // - kDamaged: the file is not the lock file of a store, or is damaged. A damaged file beside
-  // files
-  //   of the store is accepted: the mark is lost, as that of a file which was removed.
+  //   files of the store is accepted: its mark is lost, as that of a file which was removed.
   // - kUnsupported: another version of Sluice has written the file.
   StoreLock(const std::string& directory, const std::string& name, const std::string& job);
   ~StoreLock();
