@@ -3,6 +3,7 @@ live in host memory or on NVMe, while torch keeps parameters and gradients, in t
 
 import contextlib
 import copy
+import functools
 import math
 import os
 import threading
@@ -21,13 +22,14 @@ from .engine import Config, logger, read_config, warn_of_memory
 from .errors import OPTIMIZER_NOT_COPIED, ArgumentError, NonFiniteError, OutOfMemoryError, SluiceError
 from .optim_state import Entry, States
 from .optimizer import UPDATES
-from .processes import processes_of_launcher, require_member, share_of_cores
-from .shares import ProcessGroup, Share, are_finite, is_distributed_tensor, local_of, sum_of_bits, total_norm
+from .processes import count_processes, processes_of_launcher, require_member, share_of_cores
+from .shares import ProcessGroup, Share, are_finite, is_distributed_tensor, local_of, sums_of_bits, total_norm
 from .units import is_of_torch
 from .waits import Parameters, Waits
 
 GRADIENT_BYTES = 64 << 20  # of updates under way, in backward or over copies: enough for a drive to be busy
 FROZEN_BYTES = 64 << 20  # of the state of frozen parameters; less is not worth a warning
+_has_warned_of_launcher = False
 _MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampening")
 
 
@@ -42,6 +44,21 @@ def _bunches(shares: "list[tuple[Share, dict[str, Any]]]") -> "list[list[tuple[S
             bunches[-1].append(entry)
             room -= nbytes
     return [bunch for bunch in bunches if bunch]
+
+
+def _of_original(method: "Callable[..., Any]") -> "Callable[..., Any]":
+    """A method that goes on with the optimizer itself where it is called on Lightning's wrapper, which is of the same class: what the wrapper
+    assigned to itself, the optimizer would not have."""
+    @functools.wraps(method)
+    def of_original(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(_original(self), *args, **kwargs)
+    return of_original
+
+
+def _original(optimizer: Any) -> Any:
+    while isinstance(optimizer.__dict__.get("_optimizer"), DetachedOptimizer):
+        optimizer = optimizer.__dict__["_optimizer"]
+    return optimizer
 
 
 def _gpu_of(shares: "list[Share]") -> Optional[int]:
@@ -112,6 +129,13 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._wait_in_forward(modules)
         self._own()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Attributes that a program sets through Lightning's wrapper, such as clip_norm, are the optimizer's. A step() that a scheduler wraps
+        is not."""
+        original = _original(self)
+        is_its = original is not self and name in original.__dict__ and name not in self.__dict__ and name != "step"
+        object.__setattr__(original if is_its else self, name, value)
+
     # Subclasses define these.
 
     def _hyperparameters(self, group: "dict[str, Any]", step: int) -> "dict[str, float]":
@@ -158,6 +182,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
                                     "out")
             require_member(process_group, "process_group")
         if shard is False or (not is_there and shard is None):
+            if shard is None:
+                self._warn_of_launcher()
             return None
         if not is_there:
             raise ArgumentError("shard=True needs torch.distributed.init_process_group()")
@@ -182,6 +208,16 @@ class DetachedOptimizer(torch.optim.Optimizer):
         group.agree([(str(p.dtype), tuple(p.shape)) for p in parameters], "the parameters to shard")
         return group
 
+    def _warn_of_launcher(self) -> None:
+        """Once: each of several processes would keep all of the state, and none of them would say so."""
+        global _has_warned_of_launcher
+        processes = count_processes()
+        if processes > 1 and not _has_warned_of_launcher:
+            _has_warned_of_launcher = True
+            logger.warning("the launcher has started %d processes, and torch.distributed is not initialized: this %s keeps all of the state in "
+                           "each of them. To shard it, make the optimizer behind torch.distributed.init_process_group(); shard=False says that "
+                           "each process keeps all", processes, type(self).__name__)
+
     def _place(self, assigned: "Mapping[torch.Tensor, Mapping[str, Any]]") -> None:
         """Gives all parameters of param_groups their place in an engine. `assigned`: state to begin with."""
         parameters = [p for group in self.param_groups for p in group["params"]]
@@ -199,6 +235,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
 
     def _own(self) -> None:
         """The last of what makes it: an optimizer that had these parameters loses them."""
+        if self._group:
+            guards.share(self)
         if self._gradients == "backward":
             self._take_in_backward()
         if self._overlap:
@@ -283,6 +321,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self.synchronize()
         states.replace(values)
 
+    @_of_original
     def add_param_group(self, param_group: "dict[str, Any]") -> None:
         if self._has_stepped or self._has_loaded:
             raise ArgumentError("parameters cannot be added after the first step() or load_state_dict(): their place would have "
@@ -394,6 +433,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             if index in self._keep:
                 self._kept_bytes -= self._keep.pop(index)[0].nbytes
 
+    @_of_original
     @torch.no_grad()
     def synchronize(self) -> None:
         """Returns when every parameter has its new value. Only overlap="forward" and gradients="backward" ever need it."""
@@ -434,6 +474,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._group.agree_on_gradients([share for share, _ in shares])
             if not self._has_stepped:
                 self._agree_on_values()
+                self._group.warn_of_trainer()
         shares = [(share, group) for share, group in shares if share.parameter.grad is not None]
         for share, _ in shares:  # all, before the first is updated
             share.check()
@@ -470,9 +511,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def _agree_on_values(self) -> None:
         """Before the first step: ranks that are not replicas would overwrite each other's parameters."""
         assert self._group is not None
-        found = [sum_of_bits(x) for share in self._shares.values() for x in (share.parameter, share.parameter.grad)
-                 if x is not None]
-        self._group.agree(found, "the values of parameters or gradients in the first step()")
+        found = sums_of_bits([share.parameter for share in self._shares.values()])
+        self._group.agree(found, "the values of parameters in the first step()")
 
     def _gather(self, shares: "list[Share]") -> None:
         assert self._group is not None
@@ -680,6 +720,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
 
     # The rest of torch's interface.
 
+    @_of_original
     def zero_grad(self, set_to_none: bool = True) -> None:
         if not set_to_none:  # an update may be reading what would be set to zero
             self.synchronize()
@@ -690,15 +731,18 @@ class DetachedOptimizer(torch.optim.Optimizer):
                 self._taken.clear()
         super().zero_grad(set_to_none)
 
+    @_of_original
     def state_dict(self) -> "dict[str, Any]":
         """torch's format, with all of the state in memory; `master` beside 16-bit parameters. As in torch, there is none before the first
         update. Where the state is sharded over a process group, or parameters are DTensors, every rank has to call it."""
         self.synchronize()
         self._place_replaced()
         result = super().state_dict()
-        result["state"] = {key: dict(entry) for key, entry in result["state"].items()}
+        with self._group.together() if self._group and result["state"] else contextlib.nullcontext():
+            result["state"] = {key: dict(entry) for key, entry in result["state"].items()}
         return result
 
+    @_of_original
     @torch.no_grad()
     def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
         """Takes what state_dict() gave, or torch's optimizer of the same name."""
@@ -738,6 +782,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         assert self._engine is not None
         return self._engine.report()
 
+    @_of_original
     def close(self) -> None:
         """Finishes what is under way, and gives memory and storage back. The optimizer cannot be used any more; the parameters can be
         given to another one."""

@@ -16,6 +16,7 @@ from .errors import NOT_COPIED, ArgumentError
 from .units import Units
 
 _installed = False
+_sharing: "weakref.WeakSet[Any]" = weakref.WeakSet()  # optimizers whose step() is a call of all ranks
 
 
 class _Owner:
@@ -64,6 +65,38 @@ def read_gradients(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None
     own(parameters, optimizer, "_sluice_reader")
 
 
+def share(optimizer: Any) -> None:
+    """From now on torch's Join, in which ranks without data answer for DistributedDataParallel alone, refuses parameters of `optimizer`, whose
+    step() needs an answer of every rank, too."""
+    if not _sharing:
+        _install_in_join()
+    _sharing.add(optimizer)
+
+
+def _install_in_join() -> None:
+    try:
+        from torch.distributed.algorithms.join import Join  # pylint: disable=import-outside-toplevel
+    except ImportError:  # a torch that was built without torch.distributed
+        return
+    original_enter: Any = Join.__enter__
+    if hasattr(original_enter, "__wrapped__"):
+        return
+
+    @functools.wraps(original_enter)
+    def enter(self: Any) -> Any:
+        if getattr(self, "_enable", True) and not getattr(self, "_throw_on_early_termination", False):
+            joined = {id(parameter) for module in getattr(self, "_joinables", ()) if isinstance(module, nn.Module)
+                      for parameter in module.parameters()}
+            for optimizer in _sharing:
+                if any(id(parameter) in joined for group in optimizer.param_groups for parameter in group["params"]):
+                    raise ArgumentError(f"Join: the state of sluice_offload.optim.{type(optimizer).__name__} is sharded over the ranks, so "
+                                        "step() needs all of them, and a rank without data would not answer it. Give the optimizer "
+                                        "shard=False; or give all ranks equally many batches, and Join throw_on_early_termination=True")
+        return original_enter(self)
+
+    Join.__enter__ = enter  # type: ignore[method-assign]
+
+
 def require_not_offloaded(parameters: "Iterable[Any]") -> None:
     """Raises ArgumentError where some of `parameters` are an engine's, which alone can update them."""
     if any(not owner.leaves_parameters for owner in owners_of(parameters)):
@@ -108,6 +141,7 @@ def _kinds_of_optim(parameters: "list[Any]") -> "list[str]":
 
 def disown(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
     """Those of `parameters` that are `optimizer`'s belong to none any more."""
+    _sharing.discard(optimizer)
     for parameter in parameters:
         for role in ("_sluice_owner", "_sluice_reader"):
             if next(owners_of([parameter], role), None) is optimizer:
@@ -146,7 +180,13 @@ def _install() -> None:
             for owner in owners_of(self.parameters()):
                 if owner.leaves_parameters:
                     owner.answer_wrapping(None)
-        return original_forward(self, *args, **kwargs)
+        result = original_forward(self, *args, **kwargs)
+        if getattr(self, "gradient_as_bucket_view", False) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # Backward zeroes and reduces the buckets of parameters that this forward has not used, and so has not waited for: the gradient
+            # that an update reads lies in there.
+            for reader in owners_of(self.parameters(), "_sluice_reader"):
+                reader.synchronize()
+        return result
 
     wrapper.forward = forward
     # A __new__ that returns something else than a wrapper keeps Python from calling the wrapper's __init__.

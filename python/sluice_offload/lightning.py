@@ -59,9 +59,9 @@ def auto_values(trainer: "pl.Trainer", optimizer: torch.optim.Optimizer) -> "dic
     return values | ({} if size is None else {"batch": int(size)})
 
 
-def _refuse_averages(trainer: "pl.Trainer") -> None:
+def _refuse_callbacks(trainer: "pl.Trainer") -> None:
     """Lightning's callbacks of averages read parameters where they are poison, and write where that
-    ends the process."""
+    ends the process. Those of fine-tuning read them there, too, and add groups."""
     names = ("StochasticWeightAveraging", "WeightAveraging")  # not every Lightning has the second
     kinds = tuple(getattr(pl.callbacks, name) for name in names if hasattr(pl.callbacks, name))
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -71,6 +71,21 @@ def _refuse_averages(trainer: "pl.Trainer") -> None:
                 "where an offloaded module has none; leave it out, and average in a callback of "
                 "your own: read the parameters inside of `with sluice_offload.gathered(module):`, "
                 "and give the module the averages by module.load_state_dict()")
+        if _unfreezes(callback):
+            raise ArgumentError(
+                f"{type(callback).__name__} unfreezes layers during the training and adds their parameters to the optimizer, and an offloaded "
+                "module's are planned beforehand; leave it out, and let configure_optimizers give the frozen layers a group of their own "
+                "with an lr of 0, which freezes them until a scheduler or a callback of your own sets it")
+
+
+def _unfreezes(callback: Any) -> bool:
+    """Whether the function that a callback of fine-tuning calls at each epoch names one of those which unfreeze. It may be epochs until it
+    does."""
+    if not isinstance(callback, pl.callbacks.BaseFinetuning):
+        return False
+    functions = [vars(kind).get("finetune_function") for kind in type(callback).__mro__]
+    names = {name for function in functions for name in getattr(getattr(function, "__code__", None), "co_names", ())}
+    return not names.isdisjoint(("unfreeze_and_add_param_group", "add_param_group", "make_trainable"))
 
 
 def _local(path: Any) -> Optional[str]:
@@ -137,6 +152,7 @@ class SluiceStrategy(ParallelStrategy):
             self._given["placement"] = {"parameters": placement, "optimizer": placement, **self._given.get("placement", {})}
         self._options = {"units": units, "values": values, "buffers": buffers, "leases": leases}
         self.offloaded: Optional[OffloadOptimizer] = None
+        self._stage: Optional[int] = None  # sharding.stage, where this has offloaded the module
         self._requeue: "Optional[Callable[[Any, Any], Any]]" = None  # Lightning's answer to Slurm's signal
         self._requeue_signal: "Optional[tuple[Any, Any]]" = None  # that has come, and is not answered yet
 
@@ -197,7 +213,7 @@ class SluiceStrategy(ParallelStrategy):
     # --- Offloading.
 
     def setup_optimizers(self, trainer: "pl.Trainer") -> None:
-        _refuse_averages(trainer)
+        _refuse_callbacks(trainer)
         for callback in trainer.checkpoint_callbacks:
             if getattr(callback, "dirpath", None) is not None:
                 _require_local(callback.dirpath)  # type: ignore[attr-defined]
@@ -266,6 +282,7 @@ class SluiceStrategy(ParallelStrategy):
         section = settings.setdefault("optimizer", {})
         section.setdefault("clip_norm", float(trainer.gradient_clip_val or 0))
         section.setdefault("clip_epsilon", 1e-6)  # as in torch
+        self._stage = int(settings.get("sharding", {}).get("stage", 3))
         assert self.lightning_module is not None
         return offload(self.lightning_module, settings, optimizer=given, device=self.root_device, **self._options)
 
@@ -289,6 +306,24 @@ class SluiceStrategy(ParallelStrategy):
             settings["optimizer"]["clip_norm"] = 0.0
         leave_checkpoints(settings)
         return settings
+
+    def on_predict_start(self) -> None:
+        """At stage 3 all ranks fetch each unit together. Lightning repeats no sample for predictions, so one rank may have a batch more
+        than another."""
+        super().on_predict_start()
+        if self.offloaded is None or self.world_size == 1 or self._stage != 3:
+            return
+        assert self.lightning_module is not None
+        own = [float(count) for count in self.lightning_module.trainer.predict_loop.max_batches]
+        every: "list[Any]" = [None] * self.world_size
+        dist.all_gather_object(every, own)
+        other = next((rank for rank, counts in enumerate(every) if counts != every[0]), None)
+        if other is not None:
+            words = ["+".join(f"{count:g}" for count in every[rank]) for rank in (0, other)]
+            raise ArgumentError(f"predict(): rank 0 has {words[0]} batches and rank {other} has {words[1]}, but at sharding.stage 3 all ranks "
+                                "fetch the module's parameters together. Let the number of samples be a multiple of "
+                                f"{self.world_size} times the batch size, or train with sharding.stage 2, under which each rank has all "
+                                "parameters")
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Lightning calls the module's training_step, not its forward, which would begin to keep activations by itself."""

@@ -1,8 +1,13 @@
 """Which elements of a parameter this process updates: all of them; its local shard, where the parameter is a DTensor; or
 one N-th, where N processes hold equal parameters. And the way back to tensors as the program knows them."""
 
+import contextlib
+import datetime
 import hashlib
-from typing import Any, Iterable, Optional
+import logging
+import sys
+import time
+from typing import Any, Iterable, Iterator, Optional
 
 import torch
 import torch.distributed as dist
@@ -15,8 +20,23 @@ try:
 except ImportError:  # a torch that was built without torch.distributed
     DTensor = None  # type: ignore[assignment,misc]
 
+logger = logging.getLogger("sluice_offload")
+
 _BUCKET_BYTES = 32 << 20  # gathered at once: fewer are more messages, larger ones more memory
 _ELEMENTS_AT_ONCE = 4 << 20  # looked at: fewer are more calls, more take more memory
+_WORD_BYTES = 8  # of a checksum
+_PARTS = 8  # of the gradients, one of which each step compares between the ranks
+_PATIENCE_S = 60.0  # until a rank that waits for the others to read the state, too, says so
+_last_number = 0  # of a group that this process is in
+
+
+def _trainer_in(function: str) -> Any:
+    """The Trainer of transformers in whose `function` this is called, if it reads the optimizer's state on the first rank alone; or None."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != ("transformers.trainer", function):
+        frame = frame.f_back
+    trainer = None if frame is None else frame.f_locals.get("self")
+    return None if getattr(getattr(trainer, "args", None), "save_on_each_node", True) else trainer
 
 
 def is_distributed_tensor(tensor: torch.Tensor) -> bool:
@@ -28,10 +48,27 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if is_distributed_tensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def sum_of_bits(tensor: torch.Tensor) -> int:
-    """A number by which equal tensors are equal, and others hardly ever."""
-    word = torch.int32 if tensor.itemsize == 4 else torch.int16
-    return int(tensor.detach().contiguous().view(-1).view(word).sum(dtype=torch.int64))
+def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A number by which equal tensors are equal, and others hardly ever; on the tensor's device. It adds words of 64 bits, which takes a
+    twentieth of the time of words of 16 or 32."""
+    if tensor.is_sparse:  # refused where it is used
+        return torch.zeros((), dtype=torch.int64, device=tensor.device)
+    flat = local_of(tensor).detach().contiguous().view(-1)
+    per_word = _WORD_BYTES // flat.itemsize
+    if flat.numel() % per_word or flat.storage_offset() % per_word:  # as in a bucket of DistributedDataParallel's
+        flat = torch.cat([flat, flat.new_zeros(-flat.numel() % per_word)])
+    return flat.view(torch.int64).sum()
+
+
+def sums_of_bits(tensors: "list[torch.Tensor]") -> "list[int]":
+    """Those of all; few copies bring them from a GPU."""
+    by_device: "dict[torch.device, list[int]]" = {}
+    for i, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(i)
+    found: "dict[int, int]" = {}
+    for places in by_device.values():
+        found.update(zip(places, torch.stack([sum_of_bits(tensors[i]) for i in places]).tolist()))
+    return [found[i] for i in range(len(tensors))]
 
 
 def total_norm(gradients: "list[torch.Tensor]") -> torch.Tensor:
@@ -121,6 +158,7 @@ class Share:
     def whole(self, values: torch.Tensor) -> torch.Tensor:
         """State of these elements as a tensor like the parameter. With a group, every rank has to call it."""
         if self.group:
+            self.group.meet()
             values = self.group.gather_one(values, local_of(self.parameter).numel())
         values = values.view(local_of(self.parameter).shape)
         if not is_distributed_tensor(self.parameter):
@@ -158,6 +196,8 @@ class ProcessGroup:
     def __init__(self, group: Any) -> None:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._number: Optional[int] = None  # that the ranks' store knows it by
+        self._meetings = self._together = self._votes = 0
         # A group of NCCL alone moves nothing that is in the CPU's memory.
         moves_on_cpu = "cpu:" in dist.get_backend_config(group)
         self._device = torch.device("cpu") if moves_on_cpu else torch.device("cuda", torch.cuda.current_device())
@@ -175,18 +215,125 @@ class ProcessGroup:
         if different:
             raise ArgumentError(f"{words}: rank {different[0]} and rank 0 of the process group differ; give shard=False where "
                                 "ranks do not hold equal parameters, or process_group= of those that do")
+        if self._number is None:
+            self._take_number()
+
+    def _take_number(self) -> None:
+        """A number that no earlier group of any of these processes has; they may have been in different ones."""
+        global _last_number
+        number = torch.tensor([_last_number + 1], dtype=torch.int64, device=self._device)
+        dist.all_reduce(number, dist.ReduceOp.MAX, self.group)
+        self._number = _last_number = int(number)
 
     def agree_on_gradients(self, shares: "list[Share]") -> None:
-        """Every rank has gradients of the same parameters."""
-        present = torch.tensor([share.parameter.grad is not None for share in shares], dtype=torch.uint8,
-                               device=self._device)
-        votes = torch.cat([present, 1 - present])
+        """Every rank has gradients of the same parameters, and the same gradients, since each rank updates its elements by its own. Looking at
+        all of them takes 5 % of a step: each step looks at some, in turn, and the first at all. Ranks that do not reduce their gradients
+        differ in each."""
+        count = len(shares)
+        present = [share.parameter.grad is not None for share in shares]
+        gradients = [share.parameter.grad for share in shares if share.parameter.grad is not None]
+        parts = min(_PARTS, len(gradients)) if self._votes else 1
+        looked_at = gradients[self._votes % parts::parts] if gradients else []
+        self._votes += 1
+        total = sum((i + 1) * number for i, number in enumerate(sums_of_bits(looked_at))) & (1 << 62) - 1
+        votes = torch.tensor([*present, *(not one for one in present), total, -total], dtype=torch.int64, device=self._device)
         dist.all_reduce(votes, dist.ReduceOp.MAX, self.group)
-        both = (votes[:len(shares)] & votes[len(shares):]).nonzero().flatten().tolist()
+        found = votes.tolist()
+        both = [i for i in range(count) if found[i] and found[count + i]]
         if both:
             raise ArgumentError(f"{', '.join(shares[i].name for i in both)} {'has a gradient' if len(both) == 1 else 'have gradients'} "
                                 "on some ranks and none on others; nothing was updated. DistributedDataParallel with "
                                 "find_unused_parameters=True gives all ranks the same")
+        if found[-2] != -found[-1]:
+            raise self._different([share for share in shares if share.parameter.grad is not None], gradients)
+
+    def _different(self, shares: "list[Share]", gradients: "list[torch.Tensor]") -> ArgumentError:
+        """The error of gradients that differ; every rank calls it."""
+        sums = torch.tensor(sums_of_bits(gradients), dtype=torch.int64, device=self._device)
+        votes = torch.stack([sums, ~sums])  # the greatest of ~x is that of the least x
+        dist.all_reduce(votes, dist.ReduceOp.MAX, self.group)
+        names = [shares[i].name for i in (votes[0] != ~votes[1]).nonzero().flatten().tolist()]
+        others = f" and {len(names) - 1} other parameters" if len(names) > 1 else ""
+        return ArgumentError(f"the gradients of {names[0]}{others} differ between the ranks, and each rank would update its part of the state "
+                             "by its own; nothing was updated. Let DistributedDataParallel reduce them, with no_sync() around all but the "
+                             "last backward() of a step. Where ranks are to train by gradients of their own, as with LocalSGD, give the "
+                             "optimizer shard=False")
+
+    def meet(self) -> None:
+        """Returns when every rank has called it as often: a rank that reads the state alone gets an error instead of a collective call that
+        no other rank makes. Inside of together() it returns at once."""
+        if self._together:
+            return
+        if _trainer_in("_save_optimizer_and_scheduler") is not None:
+            raise ArgumentError(f"{self._words_of_reading()}. Nothing was read")
+        store = self._store()
+        if store is None:
+            return
+        self._meetings += 1
+        key = f"sluice_state/{self._number}/{self._meetings}"
+        if store.add(key, 1) == self.size:
+            store.set(f"{key}/all", "1")
+            with contextlib.suppress(RuntimeError):  # not every store deletes
+                store.delete_key(f"sluice_state/{self._number}/{self._meetings - 1}")
+                store.delete_key(f"sluice_state/{self._number}/{self._meetings - 1}/all")
+        elif not self._wait(store, f"{key}/all") and store.add(key, -1) < self.size - 1:  # the last one may have come meanwhile
+            self._meetings -= 1
+            raise ArgumentError(f"{self._words_of_reading()}. Nothing was read")
+
+    def _wait(self, store: Any, key: str) -> bool:
+        """Until `key` is in the store. It does not wait quite as long as the group's own calls, whose end would end the process without a
+        word of this. An interrupt (Ctrl-C) ends it."""
+        begin, pause = time.monotonic(), 0.001
+        end = begin + 0.9 * self._timeout_s(store)
+        says_at = min(begin + _PATIENCE_S, end)
+        while not store.check([key]):
+            now = time.monotonic()
+            if now >= end:
+                return False
+            if now >= says_at:
+                logger.warning("%s; this one waits for %.0f s more", self._words_of_reading(), end - now)
+                says_at = end
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        return True
+
+    def _words_of_reading(self) -> str:
+        return (f"rank {self.rank} of {self.size} reads the optimizer's state alone: it is sharded over the ranks, so every rank has to call "
+                "state_dict(), or to read optimizer.state. The Trainer of transformers calls it on the first rank: there, give the optimizer "
+                "shard=False, or args save_only_model=True")
+
+    def warn_of_trainer(self) -> None:
+        """Before the first update, instead of behind hours of them."""
+        trainer = _trainer_in("train")
+        if trainer is None or self.rank > 0:
+            return
+        saves = getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy) != "no" and not trainer.args.save_only_model
+        if saves and getattr(type(trainer)._save_optimizer_and_scheduler, "__module__", "") == "transformers.trainer":
+            logger.warning("the state of this optimizer is sharded over %d ranks, and the Trainer's first checkpoint will fail: it reads the state "
+                           "on the first rank alone. Give the optimizer shard=False, or args save_only_model=True or save_strategy=\"no\"",
+                           self.size)
+
+    def _timeout_s(self, store: Any) -> float:
+        timeout = getattr(store, "timeout", datetime.timedelta(minutes=10))
+        with contextlib.suppress(AttributeError, RuntimeError):  # not every backend tells it
+            timeout = (self.group or dist.group.WORLD)._get_backend(self._device).options._timeout
+        return float(timeout.total_seconds())
+
+    def _store(self) -> Any:
+        """The one by which the ranks of the group have found each other; None where torch does not tell it."""
+        with contextlib.suppress(AttributeError, KeyError, TypeError):
+            return dist.distributed_c10d._world.pg_map[self.group or dist.group.WORLD][1]
+        return None
+
+    @contextlib.contextmanager
+    def together(self) -> "Iterator[None]":
+        """Around reads that all ranks make: they meet once."""
+        self.meet()
+        self._together += 1
+        try:
+            yield
+        finally:
+            self._together -= 1
 
     def gather_one(self, values: torch.Tensor, count: int) -> torch.Tensor:
         whole = torch.empty(count, dtype=values.dtype, device=values.device)

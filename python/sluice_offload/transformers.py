@@ -126,6 +126,7 @@ class Trainer(transformers.Trainer):
         self._sluice: Optional[OffloadOptimizer] = None
         self._sluice_restore: Optional[str] = None
         self._sluice_weights: "Optional[dict[str, Any]]" = None  # while save_model() writes them
+        self._sluice_stage = 3  # sharding.stage, as far as it is known
         for one in (self._sluice_given, self._sluice_keys):
             require_no_store({} if isinstance(one, DeepspeedConfig) else one, "Trainer()")
         super().__init__(*args, **kwargs)
@@ -244,6 +245,7 @@ class Trainer(transformers.Trainer):
                                 f"{self.args.max_grad_norm}; leave optimizer.clip_norm out")
         section["clip_norm"] = float(self.args.max_grad_norm or 0)
         section.setdefault("clip_epsilon", 1e-6)  # as in torch
+        self._sluice_stage = int(settings.get("sharding", {}).get("stage", 3))
         keep_counts = _keep_counts(self.model)
         self._sluice = offload(self.model, settings, optimizer=given, restore=self._sluice_restore, device=self.args.device,
                                **self._sluice_options)
@@ -299,6 +301,14 @@ class Trainer(transformers.Trainer):
             super().save_model(output_dir, _internal_call)
         finally:
             self._sluice_weights = None
+
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: "Optional[list[str]]" = None,
+                        **options: Any) -> Any:
+        """Beside Seq2SeqTrainer: ranks that fetch the model together also generate equally long, as under DeepSpeed's ZeRO-3."""
+        world = None if self._sluice is None else self._sluice._engine.world
+        if world is not None and self._sluice_stage == 3 and getattr(self.args, "predict_with_generate", False) and not prediction_loss_only:
+            options = {"synced_gpus": True, **(options or getattr(self, "_gen_kwargs", {}))}
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **options)
 
     def _save(self, output_dir: Optional[str] = None, state_dict: "Optional[dict[str, Any]]" = None) -> None:
         if self._sluice is not None and state_dict is None:

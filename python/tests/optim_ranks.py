@@ -2,9 +2,12 @@
 it becomes WORLD_SIZE processes, since torch takes seconds to load. GROUP names some of the cases. Each
 case compares with torch's own optimizer, or with whole states, and raises where they differ."""
 
+import contextlib
 import copy
+import datetime
 import itertools
 import json
+import logging
 import os
 import sys
 
@@ -13,6 +16,7 @@ import torch._dynamo  # by torch's optimizers; in all ranks at once
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
+from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -21,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import sluice_offload as sluice
-from sluice_offload import optim
+from sluice_offload import optim, shares
 
 
 class Layer(nn.Module):
@@ -191,6 +195,137 @@ def disagreement(folder):
         assert "shard=False, or fp32 moments" in str(error)
     optim.AdamW([p], config=few, shard=False).close()
     ours.close()
+
+
+@contextlib.contextmanager
+def refused(*words):
+    try:
+        yield
+    except sluice.ArgumentError as error:
+        assert all(one in str(error) for one in words), error
+    else:
+        raise AssertionError(f"{words} was accepted")
+
+
+def own_gradients(folder):
+    """Behind the first step, gradients that ranks have not reduced are refused at once, and another one of a single parameter within as many
+    steps as there are parts of the gradients. Nothing is updated then."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(5, 5) for _ in range(10))))  # odd sizes: rests of words
+    ours = optim.AdamW(model.module.named_parameters(), lr=1e-3, config=config(folder))
+
+    def forward_backward(step):
+        model(data(step, rank)[:, :5]).square().mean().backward()
+    for step in range(10):
+        forward_backward(step)
+        ours.step()
+        ours.zero_grad()
+    before = [p.clone() for p in model.parameters()]
+    with model.no_sync():
+        forward_backward(10)
+    for _ in range(2):
+        with refused("the gradients of 0.weight and 19 other parameters differ", "no_sync()", "shard=False", "nothing was updated"):
+            ours.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before)) and ours.state[model.module[0].weight]["step"] == 10
+    ours.zero_grad()
+    forward_backward(11)
+    ours.step()
+    forward_backward(12)
+    model.module[7].bias.grad[2] += 1e-3 * rank
+    with refused("the gradients of 7.bias differ"):
+        for _ in range(shares._PARTS):
+            ours.step()
+    whole = optim.AdamW(model.parameters(), lr=1e-3, config=config(folder), shard=False)
+    whole.step()
+    assert size == 1 or not torch.equal(*torch.stack([model.module[7].bias.detach(), before[15]]))
+    ours.close()
+    whole.close()
+
+
+class Told(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def read_alone(folder):
+    """A rank that reads the sharded state alone is told so, where it would wait in a call that no other rank makes; then all may read it
+    together. Reads of a single tensor meet, too."""
+    rank, told = dist.get_rank(), Told()
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    p = nn.Parameter(torch.ones(101))
+    if rank == 0:  # the ranks need not have been in equally many groups
+        shares.ProcessGroup(dist.new_group([0], use_local_synchronization=True)).agree([], "nothing")
+    ours = optim.AdamW([p], config=config(folder), process_group=group)
+    assert ours.state_dict()["state"] == {}  # of which there is none: no rank waits
+    if rank == 0:
+        ours.state_dict()
+    p.grad = torch.ones(101)
+    ours.step()
+    shares._PATIENCE_S = 0.5
+    shares.logger.addHandler(told)
+    for read in (ours.state_dict, lambda: ours.state[p]["exp_avg"]):
+        if rank == 0:
+            with refused("rank 0 of 2 reads the optimizer's state alone", "every rank has to call state_dict()", "shard=False"):
+                read()
+        dist.barrier()
+        ours.step()
+    shares.logger.removeHandler(told)
+    assert len(told.lines) == (2 if rank == 0 else 0) and all("this one waits for 1 s more" in line for line in told.lines), told.lines
+    shares._PATIENCE_S = 60
+    for _ in range(3):
+        saved, moment = ours.state_dict()["state"][0], ours.state[p]["exp_avg"]
+        assert saved["step"] == 3 and torch.equal(saved["exp_avg"], moment) and moment.eq(moment[0]).all()
+    ours.close()
+
+
+def buckets(folder):
+    """Updates that read gradients in DistributedDataParallel's buckets have ended where a backward may begin, which writes them, also those
+    of parameters that its forward has not used."""
+    class Sometimes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 20000, bias=False)
+
+        def forward(self, x, uses_both):
+            y = self.first(x)
+            return y.square().mean() + (self.second(y).square().mean() if uses_both else 0)
+    for is_view in (False, True):
+        model = Sometimes()
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True, gradient_as_bucket_view=is_view)
+        ours = optim.AdamW(model.parameters(), config=config(folder, "2MiB"), shard=False, overlap="forward", modules=model)
+        for step in range(4):
+            loss = wrapped(data(step, dist.get_rank()), step % 2 == 0)
+            assert not is_view or not ours._keep
+            loss.backward()
+            ours.step()
+            with torch.no_grad():
+                wrapped(data(step, 0), False)  # an evaluation has no backward behind it
+            assert ours._keep or step % 2
+            ours.zero_grad()
+        ours.close()
+
+
+def joined(folder):
+    """A rank without data would not answer the others' step()."""
+    model = DistributedDataParallel(nn.Linear(64, 3))
+    for shard in (None, False):
+        ours = optim.AdamW(model.parameters(), config=config(folder), shard=shard)
+        with refused("sharded over the ranks", "shard=False") if shard is None else contextlib.nullcontext(), Join([model]):
+            for step in range(2 + dist.get_rank()):
+                model(data(step, 0)).sum().backward()
+                ours.step()
+                ours.zero_grad()
+        if shard is None:
+            for options in ({"enable": False}, {"throw_on_early_termination": True}):
+                with Join([model], **options):
+                    model(data(0, 0)).sum().backward()
+                    ours.step()
+        ours.close()
 
 
 def of_others(folder):
@@ -438,7 +573,8 @@ def fsdp_tp(folder):
     compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
 
 
-CASES = {"2": (ddp, ddp_state, disagreement, of_others, wrapped_before, misplaced, flat, two_meshes, fsdp, reshard, switched, tp),
+CASES = {"2": (ddp, ddp_state, disagreement, own_gradients, read_alone, buckets, joined, of_others, wrapped_before, misplaced, flat,
+               two_meshes, fsdp, reshard, switched, tp),
          "4": (hsdp, fsdp_tp), "4 copies": (ddp, ddp_state, two_meshes)}
 # torch 2.6's own FSDP2 fails in forward on the CPU, whose streams record no events there.
 FSDP_RUNS = hasattr(torch.cpu.Stream, "record_event")

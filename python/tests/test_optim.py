@@ -895,3 +895,26 @@ def test_remedies_that_work(place):
         p.data, p.grad = torch.ones(8), None
     for ours in both:
         ours.close()
+
+
+def test_lightning_moves_nothing(place):
+    """Its helper reads and writes every tensor of the state, at the end of each fit and behind an exception of one rank. It sees none."""
+    p = nn.Parameter(torch.ones(10))
+    ours = optim.AdamW([p], config=place())
+    p.grad = torch.ones(10)
+    ours.step()
+    mover = {"__name__": "lightning.fabric.utilities.optimizer"}
+    exec("def items_of(state):\n    return list(state.items())", mover)  # pylint: disable=exec-used
+    assert mover["items_of"](ours.state) == []
+    assert [key for key, _ in ours.state.items()] == [p] == list(ours.state)
+    ours.close()
+
+
+def test_a_launcher_without_a_process_group_is_told_once(place, caplog, monkeypatch):
+    monkeypatch.setattr(detached_base, "_has_warned_of_launcher", False)
+    p = nn.Parameter(torch.ones(10))
+    for processes, shard, lines in (("1", None, 0), ("2", False, 0), ("2", None, 1), ("2", None, 1)):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        with caplog.at_level(logging.WARNING, "sluice_offload"):
+            optim.AdamW([p], config=place(), shard=shard).close()
+        assert caplog.text.count("the launcher has started 2 processes, and torch.distributed is not initialized") == lines

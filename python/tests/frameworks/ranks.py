@@ -2,10 +2,13 @@
 with Sluice. usage: ranks.py FOLDER CASE..."""
 
 import contextlib
+import datetime
+import logging
 import os
 import pathlib
 import signal
 import sys
+import time
 import warnings
 
 import lightning.pytorch as pl
@@ -15,6 +18,7 @@ import transformers
 from accelerate import Accelerator
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.plugins.layer_sync import LayerSync
+from lightning.pytorch.strategies import DDPStrategy
 
 import sluice_offload as sluice
 import sluice_offload.lightning
@@ -92,6 +96,40 @@ def case_preempted(folder):
         resumed._sluice.close()
 
 
+class Generating(Trainer, transformers.Seq2SeqTrainer):
+    """Sluice's Trainer for models that generate in evaluations."""
+
+
+def case_generates(folder):
+    """Each rank samples texts of lengths of its own, and all ranks go on until the longest has ended, since they fetch units together."""
+    rows_of_ids = torch.randint(2, 12, (8, 10), generator=torch.Generator().manual_seed(5))
+    data = [{"input_ids": row, "labels": row} for row in rows_of_ids]
+    for stage in (3, 2):
+        torch.manual_seed(0)
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(
+            vocab_size=12, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0, decoder_start_token_id=0, pad_token_id=0,
+            eos_token_id=1))
+        model.generation_config.do_sample, model.generation_config.eos_token_id = True, [1, 2, 3]
+        args = transformers.Seq2SeqTrainingArguments(
+            output_dir=str(folder / str(stage)), predict_with_generate=True, generation_max_length=24, max_steps=1, use_cpu=True,
+            per_device_train_batch_size=2, per_device_eval_batch_size=1, save_strategy="no", report_to=[], disable_tqdm=True)
+        config = settings(folder / f"state {stage}", stage)
+        config["sharding"]["timeout"] = 15
+        config["memory"] = {"device": "4MiB", "host": "8MiB"}
+        trainer = Generating(model=model, args=args, train_dataset=data, sluice=config)
+        trainer.train()
+        torch.manual_seed(100 + RANK)
+        synced = []
+        generate, model.generate = model.generate, lambda **options: synced.append(options["synced_gpus"]) or generate(**options)
+        for options in ({}, {"max_length": 20}):
+            lengths = (trainer.predict(data[:6], **options).predictions != 0).sum(1).tolist()
+            assert len(set(lengths)) > 1 and max(lengths) <= 24, lengths
+        assert synced == [stage == 3] * 6
+        if stage == 2:
+            assert trainer.predict(data[:2], synced_gpus=True) and synced[-1] is True  # as the program says
+        trainer._sluice.close()
+
+
 def run_accelerate(model, optimizer):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -167,6 +205,44 @@ def case_alone(folder):
     optimizer.close()
 
 
+def case_saves(folder):
+    """transformers' own Trainer reads the optimizer's state on the first rank alone, where it is sharded: that rank is told so, at the first
+    step, and then at once. The program itself may read it, on all ranks."""
+    class Reading(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, optimizer=None, **_):
+            read.append(len(optimizer.state_dict()["state"]))
+
+    class Told(logging.Handler):
+        def emit(self, record):
+            told.append(record.getMessage())
+    read, told = [], []
+    logging.getLogger("sluice_offload").addHandler(Told())
+    Accelerator(cpu=True)  # whose processes find each other
+    model = gpt2()
+    optimizer = sluice.optim.AdamW(model.parameters(), lr=1e-3, config={"placement": {"optimizer": "host"}, "memory": {"host": "8MiB"}})
+    begin = time.monotonic()
+    for options in ({"save_strategy": "no"}, {"save_only_model": True}, {}):
+        trainer = transformers.Trainer(model=model, args=arguments(folder, eval_strategy="no", max_steps=3, **options), train_dataset=rows(26),
+                                       optimizers=(optimizer, transformers.get_constant_schedule(optimizer)), callbacks=[Reading()])
+        if options:
+            trainer.train()
+            assert len(read) == 3 and min(read) > 1 and not told, (read, told)
+            read.clear()
+            optimizer.close()
+            optimizer = sluice.optim.AdamW(model.parameters(), lr=1e-3, config={"placement": {"optimizer": "host"}, "memory": {"host": "8MiB"}})
+            continue
+        try:
+            trainer.train()
+        except (sluice.ArgumentError if RANK == 0 else RuntimeError) as error:  # the second rank is in its next step
+            assert RANK == 1 or "rank 0 of 2 reads the optimizer's state alone" in str(error) and "shard=False" in str(error), error
+            assert len(told) == 1 - RANK and all("the Trainer's first checkpoint will fail" in line for line in told), told
+        else:
+            assert RANK == 1  # it had nothing more to do
+    assert time.monotonic() - begin < 50
+    print(f"passed: saves on rank {RANK}", flush=True)
+    os._exit(0)  # the group ends with this rank
+
+
 class Averaged(Module):
     def validation_step(self, data, index):
         self.log("validation", self.net(*data), sync_dist=True)
@@ -226,6 +302,59 @@ def case_lightning(folder):
     assert all(torch.equal(saved[name], value) for name, value in expected_state.items())
     for one in (made, resumed):
         one.strategy.offloaded.close()
+
+
+class Predicting(Averaged):
+    def predict_step(self, data, index):
+        return self.net(data[0]).sum().item()
+
+
+def case_predicts(folder):
+    """Lightning repeats no sample for predictions. Where all ranks fetch each unit together, an uneven number of batches is refused at once."""
+    for stage in (3, 1):
+        strategy = sluice.lightning.SluiceStrategy(settings(folder / f"state {stage}", stage), units=[Block])
+        module, trainer = fit(folder, tiny(), strategy, 1, kind=Predicting)
+
+        def predict(count):
+            return trainer.predict(module, torch.utils.data.DataLoader([batch(step) for step in range(count)], batch_size=None))
+        assert len(predict(4)) == 2
+        begin = time.monotonic()
+        try:
+            assert len(predict(5)) == 3 - RANK and stage == 1
+        except sluice.ArgumentError as error:
+            assert stage == 3 and "rank 0 has 3 batches and rank 1 has 2" in str(error) and "sharding.stage 2" in str(error), error
+        assert time.monotonic() - begin < strategy._given["sharding"]["timeout"]
+        assert len(predict(4)) == 2
+        strategy.offloaded.close()
+
+
+class Raising(Averaged):
+    """With sluice_offload.optim, whose state has a part on each rank."""
+
+    def configure_optimizers(self):
+        return sluice.optim.AdamW(self.parameters(), lr=1e-3, config={"placement": {"optimizer": "host"}, "memory": {"host": "8MiB"}})
+
+    def training_step(self, data, index):
+        if index == 6 and RANK == 1:
+            raise ValueError("the program's own")
+        return super().training_step(data, index)
+
+
+def case_raises(folder):
+    """Lightning's end moves the state of each optimizer to the CPU, also behind an exception of one rank, which comes out itself."""
+    strategy = DDPStrategy(timeout=datetime.timedelta(seconds=60))
+    begin = time.monotonic()
+    try:
+        fit(folder, tiny(), strategy, 8, kind=Raising)
+    except ValueError as error:
+        assert RANK == 1 and str(error) == "the program's own"
+    except RuntimeError:  # the first rank waits until the second one has ended
+        assert RANK == 0
+    else:
+        raise AssertionError("no exception")
+    assert time.monotonic() - begin < 50
+    print(f"passed: raises on rank {RANK}", flush=True)
+    os._exit(0)  # the group ends with this rank
 
 
 class Signalled(Averaged):

@@ -46,8 +46,8 @@ def trainer(tmp_path, strategy, steps, **options):
                          "enable_model_summary": False, **options})
 
 
-def fit(tmp_path, net, strategy, steps, ckpt_path=None, **options):
-    module = Module(net)
+def fit(tmp_path, net, strategy, steps, ckpt_path=None, kind=None, **options):
+    module = (kind or Module)(net)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = trainer(tmp_path, strategy, steps, **options)
@@ -593,6 +593,71 @@ def test_callbacks_of_averages_are_refused(tmp_path, name):
     with pytest.raises(sluice.ArgumentError, match=words):
         fit(tmp_path, tiny(), strategy, 2, callbacks=[callback], enable_checkpointing=False)
     assert strategy.offloaded is None
+
+
+@pytest.mark.parametrize("name", ["BackboneFinetuning", "Later", "LaterStill"])
+def test_callbacks_of_fine_tuning_are_refused(tmp_path, name):
+    """They would unfreeze what was planned without a state, after epochs of training."""
+    class Later(pl.callbacks.BaseFinetuning):
+        def freeze_before_training(self, module):
+            self.freeze(module.net.blocks)
+
+        def finetune_function(self, module, epoch, optimizer):
+            if epoch == 10:
+                self.unfreeze_and_add_param_group(module.net.blocks, optimizer)
+
+    class LaterStill(Later):
+        def finetune_function(self, module, epoch, optimizer):
+            super().finetune_function(module, epoch - 10, optimizer)
+    callback = {"BackboneFinetuning": pl.callbacks.BackboneFinetuning, "Later": Later, "LaterStill": LaterStill}[name]()
+    strategy = strategy_of(tmp_path)
+    with pytest.raises(sluice.ArgumentError, match=f"^{name} unfreezes layers.*leave it out.*a group of their own with an lr of 0"):
+        fit(tmp_path, tiny(), strategy, 2, kind=WithBackbone, callbacks=[callback], enable_checkpointing=False)
+    assert strategy.offloaded is None
+
+
+class WithBackbone(Module):
+    @property
+    def backbone(self):
+        return self.net.blocks
+
+
+def test_a_callback_of_fine_tuning_that_unfreezes_nothing(tmp_path):
+    class Slower(pl.callbacks.BaseFinetuning):
+        def freeze_before_training(self, module):
+            self.freeze(module.net.blocks)
+
+        def finetune_function(self, module, epoch, optimizer):
+            optimizer.param_groups[0]["lr"] = 1e-4
+    found = [fit(tmp_path, tiny(), strategy, 3, callbacks=[Slower()], enable_checkpointing=False) for strategy in
+             ("auto", strategy_of(tmp_path))]
+    assert worst(*(module.losses for module, _ in found)) <= 2e-6
+    found[1][1].strategy.offloaded.close()
+
+
+def test_a_group_that_is_frozen_by_its_rate(tmp_path):
+    """The remedy that the message names."""
+    class Later(pl.Callback):
+        def on_train_batch_end(self, made, module, *_):
+            seen.append(values(module))
+            made.optimizers[0].param_groups[1]["lr"] = 1e-3 if made.global_step >= 2 else 0.0
+
+    class InGroups(Module):
+        def configure_optimizers(self):
+            late = list(self.net.blocks.parameters())
+            others = [p for p in self.parameters() if not any(p is q for q in late)]
+            return torch.optim.AdamW([{"params": others}, {"params": late, "lr": 0.0}], lr=1e-3)
+
+    def values(module):
+        with sluice.gathered(module):
+            return [torch.cat([p.detach().flatten() for p in part.parameters()]) for part in (module.net.norm, module.net.blocks)]
+    seen = []
+    module, strategy = InGroups(tiny(tied=False)), strategy_of(tmp_path)
+    made = trainer(tmp_path, strategy, 4, callbacks=[Later()], enable_checkpointing=False, accumulate_grad_batches=1)
+    made.fit(module, torch.utils.data.DataLoader(DATA, batch_size=None))
+    moved = [[not torch.equal(a, b) for a, b in zip(one, other)] for one, other in zip(seen, seen[1:])]
+    assert moved == [[True, False], [True, True], [True, True]]
+    strategy.offloaded.close()
 
 
 def test_averages_by_a_callback_of_the_programs_own(tmp_path):

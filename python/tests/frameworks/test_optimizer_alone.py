@@ -157,4 +157,40 @@ def test_lightning(tmp_path, place):
     (expected, _), (module, trainer) = fit(None), fit(place)
     assert worst(module.losses, expected.losses) <= 2e-6 and len(module.losses) == 4
     assert untouched == [True]
-    trainer.optimizers[0].close()
+    ours = trainer.optimizers[0]
+    ours._engine.wait_all()
+    assert ours.report.nvme_write_bytes == 4 * ours.report.pass_bytes  # nothing but updates has written
+    assert not any(entry.was_set for entry in ours.state.values())
+    ours.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": "backward", "clip_norm": 1.0}])
+def test_what_lightning_wraps_is_the_optimizer(tmp_path, place, options):
+    """The wrapper in self.optimizers() is of the optimizer's class, and runs its methods. They change the optimizer, not the wrapper."""
+    class Grows(Module):
+        def on_train_start(self):
+            wrapper, self.extra = self.optimizers(), torch.nn.Parameter(torch.ones(3))
+            assert wrapper is not wrapper.optimizer
+            wrapper.add_param_group({"params": [self.extra]})
+            wrapper.clip_norm = 0.25
+            assert wrapper.optimizer.clip_norm == 0.25 and "clip_norm" not in vars(wrapper)
+            wrapper.state[self.extra] = {"step": 2, "exp_avg": torch.ones(3)}
+            wrapper.load_state_dict(wrapper.state_dict())
+            wrapper.zero_grad()
+            wrapper.synchronize()
+
+        def training_step(self, data, index):
+            return super().training_step(data, index) + self.extra.square().sum()
+
+        def configure_optimizers(self):
+            return optim.AdamW(self.parameters(), lr=1e-3, config=place, **options)
+    module = Grows(tiny(width=64))
+    trainer = pl.Trainer(accelerator="cpu", max_steps=3, default_root_dir=tmp_path, logger=False, enable_checkpointing=False,
+                         enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(module, torch.utils.data.DataLoader([batch(step) for step in range(4)], batch_size=None))
+    ours, wrapper = trainer.optimizers[0], module.optimizers()
+    assert ours.state[module.extra]["step"] == 5 and len(module.losses) == 3 and module.extra.ne(1).all()
+    assert set(vars(wrapper)) == {"_optimizer", "_strategy", "_on_before_step", "_on_after_step"}
+    assert wrapper.report.updated_elements == ours.report.updated_elements > 0
+    wrapper.close()
+    assert not ours._engine.is_open

@@ -22,7 +22,8 @@ def run(launcher, folder, case):
         assert f"passed: {case} on rank {rank}" in said, said[-6000:]
 
 
-@pytest.mark.parametrize("case", ["trainer", "preempted", "accelerate", "alone", "lightning", "stops", "norms"])
+@pytest.mark.parametrize("case", ["trainer", "generates", "preempted", "accelerate", "alone", "saves", "lightning", "predicts", "raises", "stops",
+                                  "norms"])
 def test_two_ranks(tmp_path, case):
     run(["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--local-addr=127.0.0.1"], tmp_path, case)
 
