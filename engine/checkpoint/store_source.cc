@@ -43,6 +43,12 @@ StoreSource::StoreSource(const std::string& name, const std::vector<std::string>
                 fmt::format("there is no store \"{}\" in {}", name, fmt::join(directories, ", ")));
   options_.id = survey.id;
   for (const std::string& directory : directories) locks_.emplace_back(directory, name, job);
+  std::vector<StorePath> paths;
+  for (const std::string& directory : directories) paths.push_back(look_at_path(directory, name));
+  if (const std::string user = store_user(paths); !user.empty())
+    throw Error(ErrorCode::kInput, fmt::format("the store \"{}\" is in use by {}; wait for that "
+                                               "process to end, or end it",
+                                               name, user));
   std::vector<std::uint32_t> ranks;
   for (const SurveyedRank& rank : survey.ranks) ranks.push_back(rank.rank);
   open_parts(ranks);

@@ -159,10 +159,20 @@ void StepPlans::expect_training(std::uint32_t micro_batches, MicroBatchOrder ord
   }
 }
 
-Traffic StepPlans::predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
-  const StepPlan& plan = step_plan(key(micro_batches, order));
-  return predict_step_traffic(layout_, placement_, plan.schedule, plan.window,
-                              activations(micro_batches, order));
+Traffic StepPlans::predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) const {
+  // Keeps and drops nothing: a program may ask on one rank alone, and the ranks' plans stay equal.
+  const auto known = kept_.find(key(micro_batches, order));
+  const KeptPlans* const kept = known == kept_.end() ? nullptr : &known->second;
+  std::optional<StepPlan> step;
+  if (kept == nullptr || !kept->step)
+    step = plan(training_schedule(model_, micro_batches, key(micro_batches, order).second));
+  std::optional<ActivationPlan> activations;
+  if (kept == nullptr || !kept->activations)
+    activations =
+        plan_activations_of({.model = model_, .micro_batches = micro_batches, .order = order});
+  const StepPlan& used = step ? *step : *kept->step;
+  return predict_step_traffic(layout_, placement_, used.schedule, used.window,
+                              activations ? *activations : *kept->activations);
 }
 
 }  // namespace sluice

@@ -71,7 +71,7 @@ class StepPlans {
   // of micro-batches. A call has no effect if the window cannot be planned for `schedule`.
   void expect_inference(Schedule schedule);
   void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
-  Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);
+  Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) const;
 
   // The bytes that each unit needs in the device window. A unit whose home is the device needs 0
   // bytes.

@@ -78,7 +78,7 @@ class StepLoop {
   std::uint64_t scheduled_step() const { return step_; }
   const StepTimeline& timeline() const { return timeline_; }
   StepTimeline& timeline() { return timeline_; }
-  // The reference stays valid.
+  // The reference stays valid as that of StepPlans::activations() does.
   // Fails with kInvalidArgument if an option of begin_step() is not valid, or if the step is too
   // large for the activation pools.
   const ActivationPlan& activations(const StepOptions& options) {

@@ -256,7 +256,9 @@ void DurableIdentity::describe_config(const Config& config, const ModelSpec& mod
   std::size_t decayed_count = 0;
   for (const UnitSpec& unit : model.units) {
     for (const TensorSpec& tensor : unit.tensors) {
-      if (unit.is_frozen || tensor.weight_decay != WeightDecay::kApply) continue;
+      const bool decays =
+          config.optimizer.adam.weight_decay != 0 && tensor.weight_decay == WeightDecay::kApply;
+      if (unit.is_frozen || !decays) continue;
       decayed += fmt::format("{}\n", tensor.name);
       ++decayed_count;
     }

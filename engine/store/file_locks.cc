@@ -55,13 +55,32 @@ std::string device_of(int descriptor) {
   return {};
 }
 
-// A zombie has closed its files, also where some of its transfers are still under way.
-bool is_zombie(pid_t process) {
-  std::ifstream status(fmt::format("/proc/{}/status", process));
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with("State:"))
-      return line.find('Z') != std::string::npos || line.find('X') != std::string::npos;
-  return false;
+// The kernel's PF_EXITING. A process that was killed frees its memory before it closes its files.
+constexpr unsigned kExiting = 4;
+// Where storage.timeout sets no limit: a drive that hangs would keep a start waiting without a
+// word.
+constexpr double kLimitSeconds = 600;
+
+// Whether the process runs no more instructions of its own, also where its files are still open, or
+// some of its transfers are under way.
+bool is_ending(pid_t process) {
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  std::string text;
+  std::getline(file, text);
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == text.npos) return false;
+  std::istringstream words(text.substr(name_end + 1));
+  char state = 0;
+  std::int64_t skipped = 0;
+  unsigned flags = 0;
+  words >> state;
+  for (int i = 0; i < 5; ++i) words >> skipped;  // up to the terminal's group
+  words >> flags;
+  return state == 'Z' || state == 'X' || (flags & kExiting) != 0;
+}
+
+bool exists(pid_t process) {
+  return ::kill(process, 0) == 0 || errno == EPERM;
 }
 
 std::string process_text(pid_t process) {
@@ -90,10 +109,10 @@ std::optional<pid_t> flock_holder(int descriptor) {
 bool has_open(pid_t process, int descriptor) {
   struct stat wanted {};
   if (process <= 0 || ::fstat(descriptor, &wanted) != 0) return false;
-  if ((::kill(process, 0) != 0 && errno == ESRCH) || is_zombie(process)) return false;
+  if (!exists(process) || is_ending(process)) return false;
   std::error_code error;
   std::filesystem::directory_iterator entry(fmt::format("/proc/{}/fd", process), error);
-  if (error) return error != std::errc::no_such_file_or_directory;  // of another user
+  if (error) return exists(process);  // of another user, or hidden
   for (const std::filesystem::directory_iterator end; !error && entry != end;
        entry.increment(error)) {
     struct stat found {};
@@ -109,10 +128,14 @@ std::string file_user(const std::string& path) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | kLookFlags));
   const std::optional<pid_t> process = file ? flock_holder(file.get()) : std::nullopt;
   if (!process) return {};
-  return has_open(*process, file.get())
-             ? process_text(*process)
-             : process_text(*process) + ", which has ended, and whose last transfers are under way";
+  if (has_open(*process, file.get())) return process_text(*process);
+  return process_text(*process) +
+         (exists(*process) && !is_ending(*process)
+              ? ", whose last transfers are under way"
+              : ", which has ended, and whose last transfers are under way");
 }
+
+FileLocks::FileLocks(double limit_s) : limit_s_(limit_s > 0 ? limit_s : kLimitSeconds) {}
 
 void FileLocks::lock(int descriptor, const std::string& path) {
   const std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
@@ -134,14 +157,14 @@ void FileLocks::lock(int descriptor, const std::string& path) {
     if (process) ended = process;
     const std::chrono::steady_clock::duration waited =
         waited_ + (std::chrono::steady_clock::now() - begin);
-    if (limit_s_ > 0 && waited > std::chrono::duration<double>(limit_s_))
+    if (waited > std::chrono::duration<double>(limit_s_))
       throw Error(
           ErrorCode::kTimeout,
           fmt::format("{} is still in use by {} after {} s; wait for that to end, or check "
                       "the drive (dmesg), and start again",
                       path,
                       ended ? "the last transfers of " + process_text(*ended) + ", which has ended"
-                            : "a process that is not known on this host",
+                            : "a process that is not known here, such as one in another container",
                       limit_s_));
     std::this_thread::sleep_for(kLockPoll);
   }

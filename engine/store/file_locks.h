@@ -33,8 +33,8 @@ std::string file_user(const std::string& path);
 // Locks files, one after the other, and waits for the last transfers of processes that have ended.
 class FileLocks {
  public:
-  // All calls of lock() together wait for at most `limit_s` seconds. 0 = no limit.
-  explicit FileLocks(double limit_s) : limit_s_(limit_s) {}
+  // All calls of lock() together wait for at most `limit_s` seconds. 0 = ten minutes.
+  explicit FileLocks(double limit_s);
 
   // Takes the lock of the open file `descriptor`. Closing the file gives the lock back.
   // Fails with:

@@ -63,9 +63,9 @@ std::set<StoreId> ids_on(const StorePath& path) {
   return ids;
 }
 
-// The process that has locked one of the files. Only the first of a job's ranks on a host has the
-// lock of a path, and the others may live on without it.
-std::string user_of(std::span<const StorePath> paths) {
+}  // namespace
+
+std::string store_user(std::span<const StorePath> paths) {
   for (const StorePath& path : paths) {
     for (const StorePath::File& file : path.files) {
       std::string user = file_user(path.directory + "/" + file.name);
@@ -74,8 +74,6 @@ std::string user_of(std::span<const StorePath> paths) {
   }
   return {};
 }
-
-}  // namespace
 
 std::vector<std::string> store_names(std::span<const std::string> directories) {
   std::set<std::string> names;
@@ -111,7 +109,7 @@ StoreSurvey survey_store(const std::string& name, const std::vector<std::string>
   store.lost_marks = found.lost_marks;
   for (const std::string& directory : directories)
     if (const auto holder = store_holder(directory, name)) store.holder = *holder;
-  if (store.holder.empty()) store.holder = user_of(paths);
+  if (store.holder.empty()) store.holder = store_user(paths);
   if (found.presence == StorePresence::kNone) return store;
   for (const StorePath& path : paths) {
     for (const StorePath::File& file : path.files) {

@@ -51,6 +51,11 @@ std::vector<std::string> store_names(std::span<const std::string> directories);
 // Fails with the errors of look_at_path() and find_store().
 StoreSurvey survey_store(const std::string& name, const std::vector<std::string>& directories);
 
+// Describes the process that uses one of the store's files. The result is empty if there is no such
+// process on this host. Only the first of a job's ranks on a host has the lock of a path, and the
+// others may live on without it.
+std::string store_user(std::span<const StorePath> paths);
+
 // The ranks whose records are not in the store's directories on this host. These records may be on
 // another host.
 std::vector<std::uint32_t> absent_ranks(const StoreSurvey& store);

@@ -15,7 +15,6 @@ from typing import Any, Iterable, Mapping, Optional
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from .deepspeed import ResolvedConfig, add_keys, leave_checkpoints, read_any_config
 from .described import describe
@@ -500,7 +499,14 @@ def _first_scale(settings: "dict[str, Any]") -> float:
 
 def _half(inputs: Any) -> Any:
     """`inputs` with their floating tensors as fp16."""
-    return tree_map_only(torch.Tensor, lambda x: x.half() if x.is_floating_point() else x, inputs)
+    if isinstance(inputs, torch.Tensor):
+        return inputs.half() if inputs.is_floating_point() else inputs
+    if isinstance(inputs, dict):
+        return {name: _half(one) for name, one in inputs.items()}
+    if isinstance(inputs, (list, tuple)):
+        halves = [_half(one) for one in inputs]
+        return type(inputs)(*halves) if hasattr(inputs, "_fields") else type(inputs)(halves)  # a named tuple takes them one by one
+    return inputs
 
 
 def _client_text(client: "Mapping[str, Any]") -> str:

@@ -576,7 +576,8 @@ OffloadOptimizer.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 def _filled(model: torch.nn.Module, units: Units, values: "Mapping[str, torch.Tensor]") -> torch.nn.Module:
     """A module that has the buffers of `model` under their names, with the values that take_buffers() will give them."""
     kept = kept_buffers(model, units)
-    fits = sum(buffer.nbytes for buffer in kept.values()) <= COMMIT_CHARACTERS_MAX  # else a commit has none of them
+    # Without room for all of them, a commit has none. Sparse ones are no part of it.
+    fits = sum(buffer.nbytes for buffer in kept.values() if buffer.layout == torch.strided) <= COMMIT_CHARACTERS_MAX
     last = {id(buffer): name for name, buffer in kept.items() if fits and name in values}  # modules may share one
     filled = torch.nn.Module()
     for name, buffer in kept.items():

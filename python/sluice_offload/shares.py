@@ -276,7 +276,15 @@ class ProcessGroup:
             with contextlib.suppress(RuntimeError):  # not every store deletes
                 store.delete_key(f"sluice_state/{self._number}/{self._meetings - 1}")
                 store.delete_key(f"sluice_state/{self._number}/{self._meetings - 1}/all")
-        elif not self._wait(store, f"{key}/all") and store.add(key, -1) < self.size - 1:  # the last one may have come meanwhile
+            return
+        try:
+            if self._wait(store, f"{key}/all"):
+                return
+        except BaseException:  # such as Ctrl-C: no other rank may take this one for there
+            store.add(key, -1)
+            self._meetings -= 1
+            raise
+        if store.add(key, -1) < self.size - 1 and not store.check([f"{key}/all"]):  # the last one may have come meanwhile
             self._meetings -= 1
             raise ArgumentError(f"{self._words_of_reading()}. Nothing was read")
 
@@ -307,8 +315,8 @@ class ProcessGroup:
         trainer = _trainer_in("train")
         if trainer is None or self.rank > 0:
             return
-        saves = getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy) != "no" and not trainer.args.save_only_model
-        if saves and getattr(type(trainer)._save_optimizer_and_scheduler, "__module__", "") == "transformers.trainer":
+        saves = getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy) != "no" and not getattr(trainer.args, "save_only_model", False)
+        if saves and getattr(getattr(trainer, "_save_optimizer_and_scheduler", None), "__module__", "") == "transformers.trainer":
             logger.warning("the state of this optimizer is sharded over %d ranks, and the Trainer's first checkpoint will fail: it reads the state "
                            "on the first rank alone. Give the optimizer shard=False, or args save_only_model=True or save_strategy=\"no\"",
                            self.size)

@@ -393,7 +393,7 @@ class _KeptFile:
                 view, begin = view[count:], begin + count
             if self._state_of(os.fstat(descriptor)) != self._state:
                 raise SluiceError(f"{self.path} was written anew after it was opened, so {what} may be of another model than what was read "
-                                  "before; open the files again, and load all of the model")
+                                  "before; open the files again, and load all of the model. A network drive that changes times by itself needs a copy on a local one")
         finally:
             if self._descriptor is None:
                 os.close(descriptor)

@@ -306,7 +306,8 @@ class Trainer(transformers.Trainer):
                         **options: Any) -> Any:
         """Beside Seq2SeqTrainer: ranks that fetch the model together also generate equally long, as under DeepSpeed's ZeRO-3."""
         world = None if self._sluice is None else self._sluice._engine.world
-        if world is not None and self._sluice_stage == 3 and getattr(self.args, "predict_with_generate", False) and not prediction_loss_only:
+        generates = isinstance(self, transformers.Seq2SeqTrainer) and self.args.predict_with_generate and not prediction_loss_only
+        if world is not None and self._sluice_stage == 3 and generates:
             options = {"synced_gpus": True, **(options or getattr(self, "_gen_kwargs", {}))}
         return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **options)
 

@@ -486,7 +486,7 @@ def test_files_are_closed(config, tmp_path, monkeypatch):
     closed = []
     monkeypatch.setattr(ActivationStore, "close", lambda self, close=ActivationStore.close: closed.append(close(self)))
     with monkeypatch.context() as patch:
-        patch.setattr(sluice.OffloadOptimizer, "_others", None)
+        patch.setattr(sluice.OffloadOptimizer, "bind", None)
         with pytest.raises(TypeError):
             sluice.offload(tiny(), {**config, "activations": "nvme"}, units=[Block])
     assert len(closed) == 1

@@ -496,10 +496,14 @@ def test_fp16_casts_inputs_in_containers(deepspeed):
         tokens: torch.Tensor
         weights: torch.Tensor
 
+    class Own(dict):
+        pass
+
     class Weighted(Tiny):
         def forward(self, given):
             pair, (kept,) = given["pair"], given["kept"]
             assert (type(pair), pair.tokens.dtype, pair.weights.dtype, kept) == (Pair, torch.int64, torch.float16, "text")
+            assert given["own"]["weights"].dtype == torch.float16
             return super().forward(pair.tokens, pair.tokens)
 
     deepspeed["fp16"] = {"enabled": True, "auto_cast": True}
@@ -507,7 +511,7 @@ def test_fp16_casts_inputs_in_containers(deepspeed):
     model.__class__ = Weighted
     engine = sluice.initialize(model=model, config=deepspeed, units=[Block])[0]
     tokens = batch(0)[0]
-    engine.backward(engine({"pair": Pair(tokens, torch.ones(2)), "kept": ("text",)}))
+    engine.backward(engine({"pair": Pair(tokens, torch.ones(2)), "kept": ("text",), "own": Own(weights=torch.ones(2))}))
     engine.step()
 
 

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 import sluice_offload as sluice
 from conftest import batch, tiny, worst
 from sluice_offload import detached_base, optim, optim_state
+from sluice_offload.shares import ProcessGroup
 
 # Rounding alone decides the direction in which the bias of attention's keys goes: softmax does not see it.
 UNSEEN = "attention.in_proj_bias"
@@ -908,6 +909,18 @@ def test_lightning_moves_nothing(place):
     assert mover["items_of"](ours.state) == []
     assert [key for key, _ in ours.state.items()] == [p] == list(ours.state)
     ours.close()
+
+
+def test_an_interrupt_takes_a_meeting_back(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    group, store = object.__new__(ProcessGroup), torch.distributed.HashStore()
+    group.rank, group.size, group._number, group._meetings, group._together = 0, 2, 1, 0, 0
+    monkeypatch.setattr(ProcessGroup, "_store", lambda self: store)
+    monkeypatch.setattr(ProcessGroup, "_wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        group.meet()
+    assert group._meetings == 0 and store.add("sluice_state/1/1", 0) == 0
 
 
 def test_a_launcher_without_a_process_group_is_told_once(place, caplog, monkeypatch):

@@ -398,6 +398,10 @@ def test_buffers_that_a_text_cannot_keep(config, tmp_path, caplog):
     optimizer = sluice.offload(other, config)
     assert "two" in optimizer._buffers.entries(1 << 20) and "buffers word are sparse or quantized" in caplog.text
     optimizer.close()
+    other = Kept(3.0)
+    other.word = torch.eye(2).to_sparse()
+    config["storage"]["state"] = STORE
+    sluice.offload(other, config, resume=True).close()
 
 
 def test_a_durable_store_goes_on_with_the_same_bits(config):
