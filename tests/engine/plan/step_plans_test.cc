@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sluice/units.h>
@@ -79,6 +80,21 @@ TEST_F(StepPlansTest, ThoseOfTheLastTwoStepsStay) {
   EXPECT_EQ(&plans_.training(3, kHorizontal), &before);
   EXPECT_EQ(&plans_.training(5, kHorizontal), &now);
   EXPECT_EQ(&plans_.activations(3, kHorizontal), &activations);
+}
+
+// One rank alone may ask. If that dropped a schedule that all ranks have learned, it would go its
+// own way in the next step.
+TEST_F(StepPlansTest, PredictionsDropNothing) {
+  for (std::uint32_t micro_batches = 1; micro_batches <= 8; ++micro_batches)
+    (void)plans_.training(micro_batches, kHorizontal);
+  Schedule learned = plans_.training(1, kHorizontal).schedule;
+  std::swap(learned[0], learned[1]);
+  plans_.expect_training(1, kHorizontal, learned);
+  for (std::uint32_t micro_batches = 2; micro_batches <= 8; ++micro_batches)
+    (void)plans_.training(micro_batches, kHorizontal);
+  for (std::uint32_t micro_batches = 9; micro_batches < 20; ++micro_batches)
+    (void)plans_.predict_traffic(micro_batches, kHorizontal);
+  EXPECT_EQ(plans_.training(1, kHorizontal).schedule[0].unit, learned[0].unit);
 }
 
 // A plan that was dropped is made again, and the same.
