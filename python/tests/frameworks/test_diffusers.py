@@ -8,9 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-import sluice_offload as sluice
-
-RATE = 1e-4
+from both_ways import in_memory, offloaded
 
 
 def unet(**options):
@@ -111,33 +109,12 @@ CASES = {
 def test_small_models_train_as_in_memory(tmp_path, name):
     make, output_of = CASES[name]
     torch.manual_seed(0)
-    reference = make()
-    model = copy.deepcopy(reference)
-    parameters = [p for p in reference.parameters() if p.requires_grad]
-    theirs = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
-    ours = sluice.offload(model, {
-        "placement": {"parameters": "nvme", "optimizer": "nvme"}, "storage": {"paths": [str(tmp_path)]},
-        "optimizer": {"learning_rate": RATE, "weight_decay": 0, "beta2": 0.999, "clip_norm": 1.0, "clip_epsilon": 1e-6}})
+    model = make()
 
     def loss_of(net, step):
         generator = torch.Generator().manual_seed(step)
         torch.manual_seed(step)
         return output_of(net, lambda *shape: torch.randn(shape, generator=generator)).square().mean()
 
-    losses, expected = [], []
-    for step in range(3):
-        loss = loss_of(reference, step)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        theirs.step()
-        theirs.zero_grad()
-        expected.append(loss.item())
-        loss = loss_of(model, step)
-        loss.backward()
-        ours.step()
-        losses.append(loss.item())
-    with torch.no_grad():
-        expected.append(loss_of(reference.eval(), 5).item())
-        losses.append(loss_of(model.eval(), 5).item())
-    ours.close()
-    assert losses == pytest.approx(expected, rel=2e-6)
+    expected = in_memory(copy.deepcopy(model), loss_of)
+    assert offloaded(model, loss_of, tmp_path) == pytest.approx(expected, rel=2e-6)

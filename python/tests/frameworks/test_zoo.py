@@ -2,7 +2,6 @@
 of torch in memory. zoo.json lists those of which a small model can be made, and trains in memory. `python test_zoo.py` writes
 it anew, from those that the installed transformers has."""
 
-import contextlib
 import copy
 import json
 import pathlib
@@ -16,13 +15,14 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 import sluice_offload as sluice
+from both_ways import in_memory, offloaded
 
 transformers.utils.logging.set_verbosity_error()
 
 ZOO = pathlib.Path(__file__).with_name("zoo.json")
 KINDS = {"causal": "CAUSAL_LM", "masked": "MASKED_LM", "translation": "SEQ_TO_SEQ_CAUSAL_LM", "text": "SEQUENCE_CLASSIFICATION",
          "image": "IMAGE_CLASSIFICATION"}
-VOCABULARY, PARAMETERS_MAX, RATE = 64, 6_000_000, 1e-4
+VOCABULARY, PARAMETERS_MAX = 64, 6_000_000
 
 # Small numbers, under the names that configs have for them.
 SMALL = {
@@ -73,42 +73,11 @@ def _inputs(kind, config, step):
     return {"input_ids": tokens, "labels": {"text": labels, "translation": answer}.get(kind, tokens)}
 
 
-def _losses(model, kind, config, step_of):
-    """Those of three steps, and of an evaluation."""
-    losses = []
-    model.train()
-    for step in range(3):
+def _loss_of(kind, config):
+    def loss_of(model, step):
         torch.manual_seed(step)
-        loss = model(**_inputs(kind, config, step)).loss
-        loss.backward()
-        step_of()
-        losses.append(loss.item())
-    model.eval()
-    with torch.no_grad():
-        losses.append(model(**_inputs(kind, config, 5)).loss.item())
-    return losses
-
-
-def _in_memory(model, kind, config):
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
-
-    def step():
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return _losses(model, kind, config, step)
-
-
-def _offloaded(model, kind, config, folder):
-    optimizer = sluice.offload(model, {
-        "placement": {"parameters": "nvme", "optimizer": "nvme"}, "storage": {"paths": [str(folder)]},
-        "optimizer": {"learning_rate": RATE, "weight_decay": 0, "beta2": 0.999, "clip_norm": 1.0, "clip_epsilon": 1e-6}})
-    try:
-        return _losses(model, kind, config, optimizer.step)
-    finally:
-        with contextlib.suppress(sluice.SluiceError):  # behind a failure
-            optimizer.close()
+        return model(**_inputs(kind, config, step)).loss
+    return loss_of
 
 
 def _make(name, architecture, variant):
@@ -130,10 +99,10 @@ def test_small_models_train_as_in_memory(tmp_path, name):
     model, config = _make(name, architecture, VARIANTS[variant])
     if refusal:
         with pytest.raises(sluice.ArgumentError, match=re.escape(refusal)):
-            _offloaded(model, kind, config, tmp_path)
+            offloaded(model, _loss_of(kind, config), tmp_path)
         return
-    expected = _in_memory(copy.deepcopy(model), kind, config)
-    losses = _offloaded(model, kind, config, tmp_path)
+    expected = in_memory(copy.deepcopy(model), _loss_of(kind, config))
+    losses = offloaded(model, _loss_of(kind, config), tmp_path)
     # Deep convolutions with batch norms and no way around them: their gradients are mostly rounding, which Adam makes large.
     assert losses == pytest.approx(expected, rel=1e-2 if name.startswith("MobileNet") else 2e-5)
 
@@ -196,14 +165,14 @@ def _record():
             for variant, settings in enumerate(VARIANTS):
                 try:
                     model, config = _make(name, architecture, settings)
-                    _in_memory(copy.deepcopy(model), kind, config)
+                    in_memory(copy.deepcopy(model), _loss_of(kind, config))
                 except Exception as error:  # pylint: disable=broad-except  # such as a shape that a small config cannot have
                     reason = f"{type(error).__name__}: {error}"
                     continue
                 refusal = ""
                 with tempfile.TemporaryDirectory() as folder:
                     try:
-                        _offloaded(model, kind, config, folder)
+                        offloaded(model, _loss_of(kind, config), folder)
                     except sluice.ArgumentError as error:
                         refusal = str(error)[:60]
                 found[name] = [kind, architecture, variant, refusal]
