@@ -12,6 +12,10 @@
 
 namespace sluice {
 
+// The number of elements in each leaf of the norm, on the CPU and on the device alike. Leaves are
+// counted from the start of the unit, so each leaf starts at a multiple of this number.
+inline constexpr std::uint64_t kNormLeafElements = 256;
+
 class NormAccumulator {
   static constexpr int kLimbs = 22;
 

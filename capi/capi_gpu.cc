@@ -2,6 +2,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -18,7 +19,9 @@
 #include "capi/sluice_gpu.h"
 #include "capi/thread_text.h"
 #include "engine/ranks/ranks.h"
+#include "gpu/cuda/cuda_locality.h"
 #include "gpu/cuda/kernel_list.h"
+#include "gpu/ranks/launcher_environment.h"
 #include "gpu/ranks/nccl_collectives.h"
 
 using namespace sluice;
@@ -67,12 +70,28 @@ void require_budget(const Config& config, int gpu) {
                           describe_cuda_device(gpu)));
 }
 
+// The processes of this host among the ranks, as far as a launcher such as torchrun tells. With
+// fewer processes than ranks, some ranks are threads of one process, which needs all of its
+// processors.
+unsigned rank_processes_of_host(const sluice_gpu_ranks& ranks) {
+  try {
+    const auto launch = find_launch([](const char* name) { return std::getenv(name); });
+    return launch && launch->rank_count >= ranks.rank_count ? launch->local_rank_count : 1;
+  } catch (const Error&) {
+    return 1;  // the program has numbered the ranks itself, so variables may contradict each other
+  }
+}
+
 MakeDevice on_gpu(int ordinal, const sluice_gpu_ranks* ranks, const NcclId& id) {
   return [=](const Config& config) {
     if (const std::string why = why_no_cuda_device(ordinal); !why.empty())
       throw Error(ErrorCode::kUnsupported, why);
     require_budget(config, ordinal);
-    if (ranks != nullptr) require_levels(config.sharding, ranks->rank_count);
+    if (ranks != nullptr) {
+      require_levels(config.sharding, ranks->rank_count);
+      // Before the engine makes its pools and starts its threads.
+      (void)stay_near_gpu(ordinal, rank_processes_of_host(*ranks));
+    }
     std::unique_ptr<CudaDevice> gpu = make_cuda_device(
         {.ordinal = ordinal,
          .memory_source = ranks == nullptr ? CudaMemorySource{} : nccl_memory_source()});

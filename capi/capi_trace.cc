@@ -6,7 +6,8 @@
 
 #include <fmt/format.h>
 
-#include "base/trace/trace.h"
+#include <sluice/error.h>
+#include <sluice/trace.h>
 #include "capi/call_guard.h"
 #include "capi/sluice.h"
 

@@ -38,7 +38,9 @@ sluice_status sluice_gpu_ranks_id(const char** id);
 // Creates an engine for computation on the GPU with the number `gpu`, in the same way as
 // sluice_engine_create(). The config has to contain memory.device, because the program also needs
 // memory of the GPU for itself. With one GPU, `ranks` is null. With several GPUs, the call waits
-// for the other ranks, and compares the configs and models of all ranks.
+// for the other ranks, and compares the configs and models of all ranks. If the environment of a
+// launcher such as torchrun tells of several ranks on this host, the host memory and the threads of
+// Sluice stay near the GPU from then on. The program's own threads are not restricted.
 // Fails with:
 // - SLUICE_CONFIG: the config has no memory.device.
 // - SLUICE_UNSUPPORTED: the GPU cannot be used.

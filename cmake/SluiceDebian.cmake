@@ -73,6 +73,13 @@ endif()
 set(CPACK_COMPONENT_SHARED_DEVELOPMENT_GROUP development)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "${c_package} (= ${PROJECT_VERSION}), ${cxx_package} (= ${PROJECT_VERSION})")
 
+# lintian takes -fno-fast-math for an option that changes arithmetic. It keeps a program's -ffast-math away from the inline
+# functions of the public headers.
+file(WRITE ${PROJECT_BINARY_DIR}/debian/overrides/libsluice-dev
+     "libsluice-dev: pkg-config-bad-directive -fno-fast-math [usr/lib/*/pkgconfig/sluice.pc]\n")
+install(FILES ${PROJECT_BINARY_DIR}/debian/overrides/libsluice-dev DESTINATION ${CMAKE_INSTALL_DATADIR}/lintian/overrides
+        COMPONENT development)
+
 # The linker's cache is renewed by a trigger. CPack would add scripts that call ldconfig, which Debian no longer wants: naming
 # scripts that do not exist keeps it from that.
 file(WRITE ${PROJECT_BINARY_DIR}/debian/triggers "activate-noawait ldconfig\n")

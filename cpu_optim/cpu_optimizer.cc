@@ -18,6 +18,8 @@
 namespace sluice {
 namespace {
 
+constexpr std::uint64_t kSumAccesses = 3;  // reads the sum and the addend, and writes the sum
+
 // Calls body(begin, count) for each chunk of [0, element_count).
 template <class Body>
 void for_each_chunk(WorkerArena& arena, std::uint64_t element_count, const Body& body) {
@@ -25,6 +27,21 @@ void for_each_chunk(WorkerArena& arena, std::uint64_t element_count, const Body&
   arena.for_each(div_ceil(element_count, most), [&](std::uint64_t chunk) {
     const std::uint64_t begin = chunk * most;
     body(begin, std::min(most, element_count - begin));
+  });
+}
+
+// Calls add(begin, count, norm) for each chunk of [0, element_count), and adds the norms to
+// `total`. The order of merging changes nothing, so one total under a lock suffices: a merge is
+// some forty integer additions, and nothing needs to be allocated per chunk.
+template <class Add>
+void add_norms(WorkerArena& arena, std::uint64_t element_count, NormAccumulator& total,
+               const Add& add) {
+  std::mutex total_mutex;
+  for_each_chunk(arena, element_count, [&](std::uint64_t begin, std::uint64_t count) {
+    NormAccumulator part;
+    add(begin, count, part);
+    const std::lock_guard lock(total_mutex);
+    total.merge(part);
   });
 }
 
@@ -47,6 +64,8 @@ unsigned CpuOptimizer::threads() const {
 
 NewState CpuOptimizer::update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
   const auto began = std::chrono::steady_clock::now();
+  const UpdateBytes bytes = bytes_per_element(arrays);
+  update_bytes_ += arrays.element_count * (bytes.read + bytes.write);
   std::atomic<NewState> state = NewState::kFinite;
   for_each_chunk(*arena_, arrays.element_count, [&](std::uint64_t begin, std::uint64_t count) {
     // Relaxed: the end of the loop orders it before the read below.
@@ -73,6 +92,7 @@ void CpuOptimizer::move_like_update(const UpdateArrays& arrays) {
 
 void CpuOptimizer::accumulate(DType dtype, void* target, const void* source,
                               std::uint64_t element_count) {
+  sum_bytes_ += kSumAccesses * element_count * size_of(dtype);
   for_each_chunk(*arena_, element_count, [&](std::uint64_t begin, std::uint64_t count) {
     const std::uint64_t begin_bytes = begin * size_of(dtype);
     accumulate_gradient(dtype, static_cast<std::byte*>(target) + begin_bytes,
@@ -82,16 +102,25 @@ void CpuOptimizer::accumulate(DType dtype, void* target, const void* source,
 
 void CpuOptimizer::add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
                                     NormAccumulator& total) {
-  // The order of merging changes nothing, so one total under a lock suffices: a merge is some forty
-  // integer additions, and nothing needs to be allocated per chunk.
-  std::mutex total_mutex;
-  for_each_chunk(*arena_, element_count, [&](std::uint64_t begin, std::uint64_t count) {
-    NormAccumulator part;
-    sluice::add_squared_norm(
-        dtype, static_cast<const std::byte*>(gradient) + begin * size_of(dtype), count, part);
-    const std::lock_guard lock(total_mutex);
-    total.merge(part);
-  });
+  norm_bytes_ += element_count * size_of(dtype);
+  add_norms(*arena_, element_count, total,
+            [&](std::uint64_t begin, std::uint64_t count, NormAccumulator& norm) {
+              sluice::add_squared_norm(
+                  dtype, static_cast<const std::byte*>(gradient) + begin * size_of(dtype), count,
+                  norm);
+            });
+}
+
+void CpuOptimizer::accumulate_with_norm(DType dtype, void* target, const void* source,
+                                        std::uint64_t element_count, NormAccumulator& total) {
+  sum_bytes_ += kSumAccesses * element_count * size_of(dtype);
+  add_norms(*arena_, element_count, total,
+            [&](std::uint64_t begin, std::uint64_t count, NormAccumulator& norm) {
+              const std::uint64_t begin_bytes = begin * size_of(dtype);
+              sluice::accumulate_with_norm(dtype, static_cast<std::byte*>(target) + begin_bytes,
+                                           static_cast<const std::byte*>(source) + begin_bytes,
+                                           count, norm);
+            });
 }
 
 }  // namespace sluice

@@ -17,6 +17,13 @@ namespace sluice {
 
 class WorkerArena;
 
+// The bytes that an optimizer's functions have read and written. Each access counts.
+struct TouchedBytes {
+  std::uint64_t update = 0;
+  std::uint64_t sum = 0;   // accumulate() and accumulate_with_norm()
+  std::uint64_t norm = 0;  // add_squared_norm()
+};
+
 class CpuOptimizer {
  public:
   // `threads` is the number of threads that may work at the same time, including the calling
@@ -43,11 +50,24 @@ class CpuOptimizer {
   void accumulate(DType dtype, void* target, const void* source, std::uint64_t element_count);
   void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
                         NormAccumulator& total);
+  // See accumulate_with_norm() of gradient_ops.h.
+  void accumulate_with_norm(DType dtype, void* target, const void* source,
+                            std::uint64_t element_count, NormAccumulator& total);
+
+  // Returns the bytes that have been touched since the last call.
+  TouchedBytes take_touched_bytes() {
+    return {.update = update_bytes_.exchange(0),
+            .sum = sum_bytes_.exchange(0),
+            .norm = norm_bytes_.exchange(0)};
+  }
 
  private:
   static inline std::atomic<std::uint64_t> pace_ = 0;
 
   std::unique_ptr<WorkerArena> arena_;  // constant after construction
+  std::atomic<std::uint64_t> update_bytes_ = 0;
+  std::atomic<std::uint64_t> sum_bytes_ = 0;
+  std::atomic<std::uint64_t> norm_bytes_ = 0;
 };
 
 }  // namespace sluice

@@ -10,6 +10,9 @@
 namespace sluice {
 namespace {
 
+// A strip of a sum and that of its addend fit into a first-level cache together, 16 KiB in fp32.
+constexpr std::uint64_t kStripElements = 8 * kNormLeafElements;
+
 template <class Element>
 void accumulate(Element* target, const Element* source, std::uint64_t element_count) {
   for (std::uint64_t i = 0; i < element_count; ++i)
@@ -74,6 +77,20 @@ void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_c
                       NormAccumulator& total) {
   const FloatEnvironment environment;
   active_simd_kernels().add_squared_norm(dtype, gradient, element_count, total);
+}
+
+void accumulate_with_norm(DType dtype, void* target, const void* source,
+                          std::uint64_t element_count, NormAccumulator& total) {
+  const FloatEnvironment environment;
+  const SimdKernels& kernels = active_simd_kernels();
+  auto* const sum = static_cast<std::byte*>(target);
+  const auto* const addend = static_cast<const std::byte*>(source);
+  for (std::uint64_t begin = 0; begin < element_count; begin += kStripElements) {
+    const std::uint64_t count = std::min(kStripElements, element_count - begin);
+    const std::uint64_t begin_bytes = begin * size_of(dtype);
+    kernels.accumulate_gradient(dtype, sum + begin_bytes, addend + begin_bytes, count);
+    kernels.add_squared_norm(dtype, sum + begin_bytes, count, total);
+  }
 }
 
 std::optional<std::uint64_t> find_non_finite(DType dtype, const void* gradient,

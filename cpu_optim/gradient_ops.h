@@ -16,10 +16,6 @@
 
 namespace sluice {
 
-// The number of elements in each leaf of the norm. Leaves are counted from the start of the unit,
-// so each leaf starts at a multiple of this number.
-inline constexpr std::uint64_t kNormLeafElements = 256;
-
 // target[i] = round(float(target[i]) + float(source[i])), with one fp32 addition and one rounding
 // to `dtype` (nearest, ties to even). Both arrays hold `element_count` elements and do not overlap.
 void accumulate_gradient_reference(DType dtype, void* target, const void* source,
@@ -35,6 +31,13 @@ void add_squared_norm_reference(DType dtype, const void* gradient, std::uint64_t
                                 NormAccumulator& total);
 void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
                       NormAccumulator& total);
+
+// Calls accumulate_gradient(), and adds the squared norm of the new `target` to `total`. The
+// function goes through the arrays in strips, so it reads each strip of the sum from the cache. The
+// bits are those of accumulate_gradient() and add_squared_norm() on the whole arrays. `target`
+// starts at a leaf boundary.
+void accumulate_with_norm(DType dtype, void* target, const void* source,
+                          std::uint64_t element_count, NormAccumulator& total);
 
 // Returns the index of the first NaN or infinity, if any. The function may be slow, because only
 // the message about a non-finite norm needs this index.

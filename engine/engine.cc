@@ -9,8 +9,9 @@
 
 #include <sluice/error.h>
 #include "base/float_environment.h"
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/config/micro_batch_limit.h"
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/engine_parts.h"
 #include "engine/run/engine_trace.h"
@@ -266,13 +267,7 @@ TensorId Engine::tensor(std::string_view name) const {
 }
 
 std::span<const TensorPlace> Engine::tensors() const {
-  return layout().tensors();
-}
-const Layout& Engine::layout() const {
-  return parts_->layout;
-}
-const Placement& Engine::placement() const {
-  return parts_->placement;
+  return parts_->layout.tensors();
 }
 Traffic Engine::predicted_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
   const CallGuard guard(parts_->link, "predicted_traffic");
@@ -288,14 +283,21 @@ Traffic Engine::predicted_traffic(std::uint32_t micro_batches, MicroBatchOrder o
 std::vector<UnitTime> Engine::unit_times() const {
   return parts_->loop.timeline().unit_times();
 }
-std::span<const DirectFile> Engine::storage_files() const {
-  return parts_->tiers.files();
-}
 const std::vector<std::string>& Engine::storage_paths() const {
   return parts_->config.storage.paths;
 }
 const std::vector<std::string>& Engine::notes() const {
   return parts_->notes;
+}
+
+const Layout& EngineAccess::layout(const Engine& engine) {
+  return engine.parts_->layout;
+}
+const Placement& EngineAccess::placement(const Engine& engine) {
+  return engine.parts_->placement;
+}
+std::span<const DirectFile> EngineAccess::storage_files(const Engine& engine) {
+  return engine.parts_->tiers.files();
 }
 
 }  // namespace sluice

@@ -189,8 +189,10 @@ void Engine::Parts::require_idle(const char* call) {
                 fmt::format("{}: the engine has been closed; make a new one", call));
   loop.throw_if_unusable();
   if (loop.is_active())
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: a step or an inference is still active", call));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: a step or an inference is still active; finish or destroy it first",
+                    call));
   if (!is_initialized)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{}: the state has no values yet; call initialize() first", call));

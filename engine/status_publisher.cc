@@ -19,8 +19,8 @@
 
 #include <sluice/engine.h>
 
-#include "base/trace/trace.h"
-#include "engine/plan/placement.h"
+#include "base/trace/trace_recorder.h"
+#include "engine/engine_access.h"
 #include "engine/run/status_page.h"
 
 namespace sluice {
@@ -63,7 +63,7 @@ RunStatus begin_of(const Engine& engine) {
   status.rank = engine.rank();
   status.ranks = engine.rank_count();
   status.loss = std::numeric_limits<double>::quiet_NaN();
-  const Placement& placement = engine.placement();
+  const Placement& placement = placement_of(engine);
   status.tiers = {{{.pool_bytes = placement.device_bytes(),
                     .budget_bytes = placement.device_budget_bytes,
                     .in_use_bytes = 0},

@@ -22,7 +22,7 @@ void PendingList::push(const Submission& submission) {
 }
 
 Submission PendingList::pop() {
-  SLUICE_CHECK(count_ != 0, "somebody waits");
+  SLUICE_CHECK(count_ != 0, "a request waits");
   const auto waits = [](const Level& level) { return level.first != nullptr; };
   auto chosen = std::ranges::find_if(levels_, [&](const Level& level) {
     return waits(level) && level.passed_over == kPassedOverMax;

@@ -16,7 +16,7 @@
 
 #include <sluice/error.h>
 #include "base/named_thread.h"
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "io/pending_list.h"
 #include "io/request_ledger.h"
 #include "io/transfer_progress.h"

@@ -8,6 +8,7 @@ have been compiled: the wheel says that it has never run there. SLUICE_CUDA is O
 compiler is. SLUICE_CUDA_ARCHITECTURES names the GPUs to compile kernels for. Nothing is fetched.
 """
 
+import ast
 import base64
 import hashlib
 import os
@@ -32,9 +33,20 @@ ARCHITECTURES = "80-real;90-real;90-virtual"
 
 def _project():
     """Returns the `key = "value"` lines of pyproject.toml's [project]. Python 3.10 has no reader of TOML."""
-    lines = (HERE / "pyproject.toml").read_text(encoding="utf-8").split("[project]")[1].splitlines()
-    pairs = [line.split(" = ", 1) for line in lines if " = " in line]
-    return {key: value.strip('"') for key, value in pairs}
+    return {key: value.strip('"') for key, value in _section("project").items()}
+
+
+def _section(name):
+    lines = (HERE / "pyproject.toml").read_text(encoding="utf-8").split(f"\n[{name}]\n")[1].split("\n[")[0].splitlines()
+    return dict(line.split(" = ", 1) for line in lines if " = " in line)
+
+
+def _extras():
+    """Lines of metadata for the packages that an extra adds."""
+    lines = []
+    for extra, needed in _section("project.optional-dependencies").items():
+        lines += [f"Provides-Extra: {extra}\n", *(f"Requires-Dist: {package}; extra == \"{extra}\"\n" for package in ast.literal_eval(needed))]
+    return "".join(lines)
 
 
 def _need(*programs):
@@ -81,7 +93,8 @@ def _headers():
 def _metadata(project, cross):
     never = f"\nThis wheel was compiled on another machine ({platform.machine()}) and has never run on one with {cross.split('-')[0]}.\n" if cross else ""
     return (f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-            f"Summary: {project['description']}\nRequires-Python: {project['requires-python']}\nLicense: Apache-2.0\n{never}")
+            f"Summary: {project['description']}\nRequires-Python: {project['requires-python']}\nLicense: Apache-2.0\n"
+            f"{_extras()}{never}")
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):

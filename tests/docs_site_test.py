@@ -6,6 +6,7 @@
                                        where the package index cannot be reached
 """
 
+import ast
 import json
 import pathlib
 import re
@@ -137,6 +138,26 @@ class Headers(unittest.TestCase):
             self.assertIn("\n## ", header_reference.page(header), header.name)
 
 
+class Python(unittest.TestCase):
+    def test_every_public_name_and_nothing_else_is_on_the_page(self):
+        text = (ROOT / "python/sluice_offload/__init__.py").read_text(encoding="utf-8")
+        public = re.findall(r'"(\w+)"', re.search(r"__all__ = \[(.*?)\]", text, re.DOTALL).group(1))
+        self.assertIn("log_steps", public)
+        places = re.findall(r"^::: (\S+)$", stage_pages.python_page(), re.MULTILINE)
+        self.assertEqual(sorted(place.rpartition(".")[2] for place in places), sorted([*public, *stage_pages.FRAMEWORKS]))
+
+    def test_each_has_words_where_the_page_says_that_it_is(self):
+        for place in [*stage_pages.python_names().values(), *(f"sluice_offload.{module}" for module in stage_pages.FRAMEWORKS)]:
+            module, _, name = place.rpartition(".")
+            path = ROOT / "python" / f"{place.replace('.', '/')}.py"
+            if module == "sluice_offload" and path.is_file():
+                found = [ast.parse(path.read_text(encoding="utf-8"))]
+            else:
+                text = (ROOT / "python" / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+                found = [node for node in ast.parse(text).body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name]
+            self.assertEqual([bool(ast.get_docstring(node)) for node in found], [True], place)
+
+
 class Tables(unittest.TestCase):
     PLOT = {"page": "page.md", "section": "Rates", "label": ["pattern"], "values": ["rate, GB/s"]}
 
@@ -158,7 +179,10 @@ def build():
     # Drawn by the site's own environment: the same numbers give the same bytes, and each other number another picture.
     draw = ("import sys, json, pathlib; sys.path.insert(0, sys.argv[1]); import result_plots; "
             "result_plots.draw(json.loads(sys.argv[2]), sys.argv[3], pathlib.Path(sys.argv[4]))")
-    failures = 0
+    page = (ROOT / "build/site/html/reference/python.html").read_text(encoding="utf-8")
+    absent = [place for place in stage_pages.python_names().values() if f'id="{place}"' not in page]
+    print(f"reference/python.html: {'LACKS ' + ', '.join(absent) if absent else 'has every public name'}")
+    failures = len(absent)
     with tempfile.TemporaryDirectory() as folder:
         for index, plot in enumerate(result_plots.plots()):
             text = (ROOT / "docs/results" / plot["page"]).read_text(encoding="utf-8")

@@ -31,12 +31,16 @@ OPENER = re.compile(r"(?:^|(?<=[.:!?] )|(?<=[.:!?]\*\* )|(?<=\| ))(?:What|Whose|
 ODD_WORDS = re.compile(
     r"\b(?:for ever|lest|overflown|none the less|nobody|somebody|anybody|everybody|whoever|all else|held against|turn about)\b"
     r"|\b(?:bytes|bits|ns|us|ms|[KMG]iB|state|nats|one) an? (?:parameter|element|unit|block|token|record|row)\b", re.IGNORECASE)
+# "{} MB per second" in a message, not "a second"; "{}" is its number.
+ODD_RATE = re.compile(
+    r"(?:(?:\{[^{}]*\}|\b\d[\w.]*|\bless)(?: ?[KMGT]?i?B| [mu]?s| bytes| tokens| sequences| parameters)?|\b(?:bytes|tokens|sequences|parameters|[mu]s|[KMGT]i?B))"
+    r" an? (?:second|minute|hour|day|step|token|parameter)\b(?! (?:time|use)\b)")
 # The longest sentence of a document for users, in words; a span of code is one word, and so is an address.
 SENTENCE_WORDS_MAX = 25
 SENTENCE_END = re.compile(r"(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bvs\.)(?<!\.\.\.)(?<=[.?!])[)\"*_]*\s+(?=\S)")
 FORBIDDEN_WORD = re.compile(r"\b(TODO|FIXME|XXX)\b")
 TEXT_SUFFIXES = {".h", ".cc", ".cu", ".inc", ".py", ".sh", ".cmake", ".in", ".txt", ".md", ".json", ".supp", ".yml"}
-CPP_SUFFIXES = {".h", ".cc", ".cu"}
+CPP_SUFFIXES = {".h", ".cc", ".cu", ".inc"}
 
 # function -> (the files that may call it, what others do instead)
 PLANS = ("engine/plan/", "engine/planner/run_plan")
@@ -47,9 +51,13 @@ ONE_PLACE = {
 }
 
 README_SAMPLE = "examples/sine/main.cc"
+# Folders that the table calls pure have no threads, no clock and no device: their results depend on their arguments alone.
+IMPURE = re.compile(
+    r"^(atomic|barrier|chrono|condition_variable|ctime|future|latch|mutex|semaphore|shared_mutex|stop_token|thread|time\.h|sys/time\.h|pthread\.h"
+    r"|base/(at_once|named_thread)\.h|base/trace/.*|gpu/include/sluice/\w*device\.h)$")
 # A program that includes the facade compiles these many of our headers, and no more.
 FACADE = "engine/include/sluice/engine.h"
-FACADE_HEADERS_MAX = 20
+FACADE_HEADERS_MAX = 19
 
 
 class Tree:
@@ -148,6 +156,24 @@ def check_house(tree):
     for folder in order:
         if folder not in folders:
             tree.report("house", HOUSE, 1, f"{folder} has no source file")
+
+
+def check_pure(tree):
+    """The includes of the folders that the table calls pure."""
+    rows = re.findall(r"^\|\s*`([\w/]+)`\s*\|[^|]*\|[^|]*\bpure\b[^|]*\|\s*$", tree.texts.get(HOUSE, ""), re.MULTILINE)
+    for path, includes in tree.includes.items():
+        for line, name, _ in includes if os.path.dirname(path) in rows else ():
+            if IMPURE.search(name):
+                tree.report("pure", path, line, f"{os.path.dirname(path)} is pure ({HOUSE}), so it has no threads, clock or device ({name})")
+
+
+def check_unique_names(tree):
+    """One C++ file per name, so that a name in a message finds it. Each example has its main.cc, as any program."""
+    first = {}
+    for path in sorted(tree.cpp):
+        name = os.path.basename(path)
+        if name != "main.cc" and first.setdefault(name, path) != path:
+            tree.report("unique-name", path, 1, f"{first[name]} has the same name; a name finds one file")
 
 
 def check_facade(tree):
@@ -496,6 +522,29 @@ def check_english(tree):
             tree.report("document-width", path, number, f"{line} characters; {DOCUMENT_CHARACTERS_MAX} are allowed")
 
 
+def literals(text):
+    """(line number, text) of the string literals of C++ code. Those that follow each other are one; raw strings are left out."""
+    pattern = re.compile(
+        r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'|^[ \t]*#[^\n]*'
+        r'|(?P<text>"(?:\\.|[^"\\\n])*"(?:\s*"(?:\\.|[^"\\\n])*")*)', re.DOTALL | re.MULTILINE)
+    for match in pattern.finditer(text):
+        if match["text"]:
+            whole = "".join(re.findall(r'"((?:\\.|[^"\\\n])*)"', match["text"]))
+            yield text.count("\n", 0, match.start()) + 1, whole.replace("\\n", " ").replace('\\"', '"')
+
+
+def check_literals(tree):
+    """The same in the texts of --help and in messages, which are string literals; and rates that read oddly."""
+    for path, text in tree.cpp.items():
+        for line, literal in literals(text) if path.split("/")[0] in LAYERS - {"tests"} else ():
+            plain = re.sub(r"`[^`]*`|\"[^\"]*\"", lambda match: "x" * len(match[0]), literal)
+            for match in OPENER.finditer(plain):
+                if not match[0].endswith("?"):
+                    tree.report("opener", path, line, f'begin with the subject, not with "{match[0][:40]}"')
+            for match in (*ODD_WORDS.finditer(plain), *ODD_RATE.finditer(plain)):
+                tree.report("odd-words", path, line, f'"{match[0]}" reads oddly; use plain words')
+
+
 def sentences(paragraph):
     """(line number, words) of each sentence of a paragraph. The cells of a table's row are sentences of their own."""
     text, numbers = "", []
@@ -545,8 +594,22 @@ def check_readme(tree):
         tree.report("readme-sample", "README.md", line, f"the sample is not in {README_SAMPLE}")
 
 
-CHECKS = [check_house, check_facade, check_cycles, check_lengths, check_headers, check_fmt, check_references, check_one_place,
-          check_configs, check_named_files, check_words, check_english, check_sentences, check_readme]
+def check_facade_sample(tree):
+    """The lines of code at the head of the facade are lines of the example, too."""
+    if FACADE not in tree.texts:
+        return
+    lines = tree.texts[FACADE].split("#pragma once")[0].splitlines()
+    code = [number for number, line in enumerate(lines) if line.startswith("//     ")]
+    block = lines[code[0]:code[-1] + 1] if code else []
+    sample = "\n".join(line.replace("//     ", "  ", 1) if line != "//" else "" for line in block) + "\n"
+    if not block:
+        tree.report("facade-sample", FACADE, 1, "no sample at the head, of lines that begin with // and five spaces")
+    elif not re.search("^" + re.escape(sample), tree.texts.get(README_SAMPLE, ""), re.MULTILINE):
+        tree.report("facade-sample", FACADE, code[0] + 1, f"the sample is not in {README_SAMPLE}")
+
+
+CHECKS = [check_house, check_pure, check_unique_names, check_facade, check_facade_sample, check_cycles, check_lengths, check_headers, check_fmt, check_references, check_one_place,
+          check_configs, check_named_files, check_words, check_english, check_literals, check_sentences, check_readme]
 
 
 def violations_of(root):
@@ -558,6 +621,7 @@ def violations_of(root):
 
 HEADER = "// A header.\n#pragma once\n"
 SAMPLE = "int main() {}\n"
+FACADE_HEADER = HEADER.replace("#pragma", "//\n//     f();\n//\n//     g();\n#pragma")
 CLEAN_HOUSE = ("| `base/include/sluice` | | public |\n| `base` | `base/include/sluice` | errors |\n| `io` | `base` | queues |\n| `engine/plan` | `base` | pure |\n"
                "| `engine/flow` | `engine/plan`, `io` | moves |\n| `tools` | `engine/flow` | the command |\n")
 # Sentences of as many words as are allowed. A span of code, a link's address and an address count as one word, and blocks of code do not count.
@@ -570,7 +634,9 @@ CLEAN_TREE = {
     "base/CMakeLists.txt": "sluice_add_library(base error.cc)\n",
     "base/include/sluice/ids.h": HEADER,
     "base/error.h": HEADER,
-    "base/error.cc": '#include "base/error.h"\n\n#include <fmt/ranges.h>\n#include <hwloc.h>\n\nauto x = fmt::join(y, z);\n',
+    "base/error.cc": '#include "base/error.h"\n\n#include <fmt/ranges.h>\n#include <hwloc.h>\n\nauto x = fmt::join(y, z);\n'
+                     # Questions and quotations may open so in messages, too, and "a second time" is no rate.
+                     'auto a = "What now? \\"Of course\\" waits for {} a second time; 5 MB per second";\nauto b = \'"\';\nauto c = R"(What)";  // "What else"\n',
     "io/queue.h": HEADER + '#include <sluice/ids.h>\n#include "base/error.h"\n',
     "engine/CMakeLists.txt": "sluice_add_library(engine\n  plan/a.cc\n  flow/b.cc)\n",
     "engine/plan/a.h": HEADER + '#include <sluice/ids.h>\n#include "base/error.h"\n',
@@ -585,7 +651,9 @@ CLEAN_TREE = {
     "tools/CMakeLists.txt": "add_executable(sluice main.cc)\n",
     "tools/main.cc": '#include <sluice/ids.h>\n#include "base/error.h"\n#include "engine/flow/b.h"\n',
     "examples/sine/CMakeLists.txt": "add_executable(consumer main.cc)\n",
-    "examples/sine/main.cc": SAMPLE,
+    "examples/sine/main.cc": SAMPLE + "void h() {\n  f();\n\n  g();\n}\n",
+    "examples/other/CMakeLists.txt": "add_executable(other main.cc)\n",
+    "examples/other/main.cc": SAMPLE,
     "configs/sluice.schema.json": '{"properties": {"run": {"properties": {"steps": {}}}}}',
     "configs/x.json": '// A comment.\n{"run": {"steps": 1}}\n',
     HOUSE: CLEAN_HOUSE,
@@ -594,6 +662,9 @@ CLEAN_TREE = {
                        + "x" * DOCUMENT_CHARACTERS_MAX + " |\n\n```\n" + "x" * (DOCUMENT_CHARACTERS_MAX + 1) + "\n```\n",
     "tools/words.py": '"""Words of a script.\n\nIt says "Of course".\n"""\n\nprint("Who goes there.")  # What if? Nothing.\n',
 }
+# The clean tree with a facade.
+WITH_FACADE = {HOUSE: CLEAN_HOUSE.replace("| `tools` | ", "| `engine/include/sluice` | `base` | public |\n| `tools` | `engine/include/sluice`, "),
+               FACADE: FACADE_HEADER, "tools/main.cc": '#include <sluice/engine.h>\n#include "engine/flow/b.h"\n'}
 # (rule, path that is reported, files that are added to or replaced in the clean tree)
 PLANTED = [
     ("house", "io/queue.h", {"io/queue.h": HEADER + '#include "engine/plan/a.h"\n'}),
@@ -615,13 +686,20 @@ PLANTED = [
     ("include-path", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n#include "base/none.h"\n'}),
     ("include-cycle", "base/error.h", {"base/error.h": HEADER + '#include "base/x.h"\n',
                                        "base/x.h": HEADER + '#include "base/error.h"\n'}),
-    ("facade", FACADE, {HOUSE: CLEAN_HOUSE.replace("| `tools` | ", "| `engine/include/sluice` | `base` | public |\n| `tools` | `engine/include/sluice`, "),
-                        FACADE: HEADER + "#include <sluice/h1.h>\n#include <sluice/ids.h>\n",
-                        "tools/main.cc": '#include <sluice/engine.h>\n#include "engine/flow/b.h"\n'}
+    ("facade", FACADE, WITH_FACADE | {FACADE: FACADE_HEADER + "#include <sluice/h1.h>\n#include <sluice/ids.h>\n"}
      | {f"base/include/sluice/h{i}.h": HEADER + f"#include <sluice/h{i + 1}.h>\n" for i in range(1, FACADE_HEADERS_MAX)}
      | {f"base/include/sluice/h{FACADE_HEADERS_MAX}.h": HEADER}),
+    ("facade-sample", FACADE, WITH_FACADE | {FACADE: HEADER}),
+    ("facade-sample", FACADE, WITH_FACADE | {FACADE: FACADE_HEADER.replace("g();", "g(1);")}),
+    ("facade-sample", FACADE, WITH_FACADE | {FACADE: FACADE_HEADER.replace("//\n//     g", "//     g")}),
+    ("pure", "engine/plan/a.cc", {"engine/plan/a.cc": '#include "engine/plan/a.h"\n\n#include <future>\n'}),
+    ("pure", "engine/plan/a.h", {"engine/plan/a.h": HEADER + '#include <chrono>\n\n#include "base/error.h"\n'}),
+    ("pure", "engine/plan/a.cc", {"engine/plan/a.cc": '#include "engine/plan/a.h"\n\n#include "base/at_once.h"\n', "base/at_once.h": HEADER}),
+    ("unique-name", "io/error.h", {"io/error.h": HEADER, "io/queue.h": HEADER + '#include "base/error.h"\n#include "io/error.h"\n'}),
+    ("unique-name", "tools/b.cc", {"tools/b.cc": "", "tools/CMakeLists.txt": "add_executable(sluice main.cc b.cc)\n"}),
     ("line-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n//' + "x" * LINE_CHARACTERS_MAX + "\n"}),
     ("file-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n' + "//\n" * FILE_LINES_MAX}),
+    ("file-length", "io/part.inc", {"io/part.inc": "//\n" * (FILE_LINES_MAX + 1)}),
     ("function-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\nnamespace {\nvoid f(int x,\n       int y) {\n'
                                           + "  if (x) { g('}', \"{\"); }  // }\n" * (FUNCTION_LINES_MAX - 2) + "}\n}\n"}),
     ("constructor-arguments", "base/error.h", {"base/error.h": HEADER + "class A {\n  explicit A(int a, std::map<int, int> b, int c, int d,\n"
@@ -655,6 +733,11 @@ PLANTED = [
     ("opener", "docs/english.md", {"docs/english.md": "**It is so.** Of that, half.\n"}),
     ("odd-words", "base/error.h", {"base/error.h": HEADER + "// It waits for\n// ever.\n"}),
     ("odd-words", "docs/english.md", {"docs/english.md": "Nobody waits.\n"}),
+    ("opener", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\nauto x = help("--a", "What it\\n"\n                      "does");\n'}),
+    ("opener", "base/error.h", {"base/error.h": HEADER + 'auto x = f("It ends. Of all, one goes on.");\n'}),
+    ("odd-words", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\nauto x = f("throttled to {} a "\n           "second\\n", 1\'000);\n'}),
+    ("odd-words", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\nauto x = f("boundary, bytes a step: {}");\n'}),
+    ("odd-words", "base/error.cc", {"base/error.cc": '#include "base/error.h"\nvoid f() { check(x, "nobody waits"); }\n'}),
     ("odd-words", "docs/english.md", {"docs/english.md": "It takes 12 bytes a parameter.\n"}),
         ("sentence-length", "docs/english.md", {"docs/english.md": "It has " + "a [long\nname](of a b c) `of two`, " * 6 + "e.g. this (the 28th).\n"}),
     ("sentence-length", "README.md", {"README.md": f"```cpp\n{SAMPLE}```\n\n| key | " + WORDS + "b | x |\n"}),

@@ -6,7 +6,7 @@
 #   --deps BUNDLE   a folder made by tools/bundle_deps.sh, or a tar file of one
 #   --only PART     these parts; each ends within 8 minutes. `build` compiles for every kind of GPU that nvidia-smi names, or,
 #                   without one, for the usual ones. The others are those of tools/gpu/run.sh, in its order: first, python,
-#                   torch, bench, tests, bench7b, sanitizer. They use what `build` left in build/gpu, or make it.
+#                   torch, bench, tests, bench7b, sanitizer, streams. They use what `build` left in build/gpu, or make it.
 # Writes OUT/PART.json and OUT/PART.md (what passed, what failed, what was missing) and OUT/PART.log.
 # Exits with 0 when nothing failed. A check that cannot run for lack of tools is named and is no failure; every part but
 # `build` fails without a GPU that works.
@@ -14,7 +14,7 @@ set -uo pipefail
 script=$(realpath "${BASH_SOURCE[0]}")
 
 usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$script"; }
-known=(build first python torch bench tests bench7b sanitizer)
+known=(build first python torch bench tests bench7b sanitizer streams)
 # The programs of the first minute come first: a failure of the others does not cost it.
 first_programs=(sluice cuda_device_test cuda_math_test cuda_gpt_test)
 other_programs=(optimizer_math_cuda_test cuda_trainer_test sluice_c)

@@ -1,18 +1,16 @@
 #!/usr/bin/env python3
 """Lists the test cases of a build one by one, however CTest groups them into processes.
 
-  tools/list_cases.py BUILD [--label-regex REGEX]          prints the cases, sorted
-  tools/list_cases.py BUILD ... --check FILE               exits with 1 unless they are those of FILE
+  tools/list_cases.py BUILD [--label-regex REGEX] [--label-exclude REGEX]      prints the cases, sorted
+  tools/list_cases.py --check FILE LIST...     exits with 1 unless each case of FILE is in a LIST that was printed so
 
 A case is a test of GoogleTest (program.Suite.Test), a Python test of the command (cli.module.test) or any other entry of
-CTest. Slow ones are left out, as in tools/test.sh. FILE is docs/results/ci_cases.txt; a remark behind a case says
-"release only", or "missing: " with the reason why the case has gone. --label-regex '^(cpu|io|more)$' lists what runs under
-sanitizers; of the label "more", with tools/test.sh --slow only.
+CTest. FILE is docs/results/ci_cases.txt; a remark after a case says "missing: " with the reason why tools/test.sh without
+--slow does not run the case any more.
 """
 
 import argparse
 import functools
-import itertools
 import json
 import pathlib
 import re
@@ -26,13 +24,16 @@ def output(*command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def tests_of_program(program, name, filtered):
-    suite = ""
-    for line in output(program, "--gtest_list_tests", filtered).splitlines():
+@functools.cache
+def suites_of(program):
+    """{suite: names of its tests}"""
+    found, suite = {}, ""
+    for line in output(program, "--gtest_list_tests").splitlines():
         if match := re.match(r"([\w/]+)\.( +#.*)?$", line):
             suite = match[1]
         elif suite and (match := re.match(r"  (\S+)", line)):
-            yield f"{name}.{suite}.{match[1]}"
+            found.setdefault(suite, []).append(match[1])
+    return found
 
 
 def piece_of(test):
@@ -53,47 +54,61 @@ def python_tests():
     return found
 
 
-def cases(build, label_regex):
-    command = ["ctest", "--test-dir", build, "--show-only=json-v1", "--label-exclude", "slow"]
+def tests_of_suite(test, name, words):
+    """None for an entry that is no suite of a GoogleTest program."""
+    program = pathlib.Path(words[0]).name
+    suite = name.removeprefix(f"{program}.").split(".")[0]
+    if not name.startswith(f"{program}.") or f"--gtest_filter={suite}.*" not in words:
+        return None
+    step, first = piece_of(test)
+    return [f"{program}.{suite}.{one}" for one in suites_of(words[0])[suite][first::step]]
+
+
+def cases(build, label_regex, label_exclude):
+    command = ["ctest", "--test-dir", build, "--show-only=json-v1", "--label-exclude", label_exclude]
     if label_regex:
         command += ["--label-regex", label_regex]
     for test in json.loads(output(*command))["tests"]:
         name, words = test["name"], test.get("command", [])
         if not words:  # a program that has not been built
             yield name
-            continue
-        filtered = [word for word in words if word.startswith("--gtest_filter=")]
-        program = pathlib.Path(words[0]).name
-        if filtered and "*" in filtered[0] and name.startswith(f"{program}.") and f"={name.removeprefix(program + '.').split('.')[0]}." in filtered[0]:
-            step, first = piece_of(test)
-            yield from itertools.islice(tests_of_program(words[0], program, filtered[0]), first, None, step)
+        elif (tests := tests_of_suite(test, name, words)) is not None:
+            yield from tests
         elif len(words) > 3 and words[-2].endswith("run_case.py") and words[-1] in python_tests():
             yield from python_tests()[words[-1]]
         else:
             yield name
 
 
+def lines_of(path):
+    return pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+
+
+def check(path, lists):
+    found = {name for one in lists for name in lines_of(one)}
+    missing = []
+    for line in lines_of(path):
+        name, _, remark = line.partition("  # ")
+        if name and not line.startswith("#") and not remark.startswith("missing: ") and name not in found:
+            missing.append(name)
+    for name in missing:
+        print(f"missing: {name}")
+    return 1 if missing else 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build")
+    parser.add_argument("names", nargs="+", metavar="BUILD or LIST")
     parser.add_argument("--label-regex")
+    parser.add_argument("--label-exclude", default="^slow$")
     parser.add_argument("--check", metavar="FILE")
     options = parser.parse_args()
-    found = sorted(set(cases(options.build, options.label_regex)))
-    if not options.check:
-        print("\n".join(found))
-        return 0
-    left_out = ("missing: ", "release only") if options.label_regex else ("missing: ",)
-    expected = set()
-    for line in pathlib.Path(options.check).read_text(encoding="utf-8").splitlines():
-        name, _, remark = line.partition("  # ")
-        if name and not line.startswith("#") and not remark.startswith(left_out):
-            expected.add(name)
-    for name in sorted(expected - set(found)):
-        print(f"missing: {name}")
-    for name in sorted(set(found) - expected):
-        print(f"new: {name}")
-    return 1 if expected - set(found) else 0
+    if options.check:
+        return check(options.check, options.names)
+    if len(options.names) > 1:
+        parser.error("one BUILD at a time")
+    print("\n".join(sorted(set(cases(options.names[0], options.label_regex, options.label_exclude)))))
+    return 0
 
 
 if __name__ == "__main__":

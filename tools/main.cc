@@ -101,7 +101,7 @@ void add_general(CLI::App& app, GeneralOptions& options) {
   CLI::Option* version = app.add_flag("--version", options.version, "Print the version");
   const char* const json = "As JSON, with commit, compiler, CUDA, MPI and SIMD";
   app.add_flag("--json", options.as_json, json)->needs(version);
-  app.add_subcommand("version", "What this program is and was built with")
+  app.add_subcommand("version", "Print the version, and how this program was built")
       ->add_flag("--json", options.as_json, json);
   app.add_subcommand("man", "This manual as a page for man(1): sluice man > sluice.1");
   app.add_subcommand("completion", "Completion for a shell: source <(sluice completion)")
@@ -113,7 +113,7 @@ void add_general(CLI::App& app, GeneralOptions& options) {
 }
 
 void add_top(CLI::App& app, sluice::TopOptions& options) {
-  CLI::App* top = app.add_subcommand("top", "What running jobs are doing, every second");
+  CLI::App* top = app.add_subcommand("top", "Show what running jobs are doing, every second");
   top->add_flag("--once", options.once, "Once, and end");
   CLI::Option* json = top->add_flag("--json", options.as_json, "Once, as JSON");
   CLI::Option* prometheus =

@@ -11,8 +11,8 @@ import pathlib
 import bitsandbytes.functional
 
 HEAD = """\
-// The values of the {} codes, in ascending order; tools/moment_code_book.py wrote them. This file
-// is not a header, and is included inside an array in base/moment_codes.h.
+// The values of the {} codes, in ascending order; tools/moment_code_book.py wrote them.
+// This file is not a header, and is included inside an array in base/moment_codes.h.
 """
 
 

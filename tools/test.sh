@@ -21,10 +21,12 @@
 #   wheels      the wheel that holds its libraries, under the oldest torch and the newest, and the Python tests marked slow
 #   alone       each source compiled alone
 #   twice       two builds in different folders, compared
-#   roots       Sluice installed in fresh roots of Debian
+#   roots-I     piece I of 1 to 4 of the ways to install Sluice, each in a fresh root of Debian or Ubuntu: 1 Debian packages, a
+#               stranger's tasks and the wheel; 2 conan and vcpkg; 3 Dockerfiles; 4 from source, and for 64-bit ARM
 #   mutants-I   piece I of 1 to 12 of tests/mutation/mutants.json: one line of the source broken at a time
 #   objects     symbols and unused functions, in a build of one object per source
-# Exits with 0 when everything passed. Build trees: build/release, build/asan, build/tsan.
+# Exits with 0 when everything passed, and with 77 when nothing failed but a part was not tried, or not whole: for want of a
+# network, or of root. The last lines name what that was. Build trees: build/release, build/asan, build/tsan.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -32,9 +34,12 @@ usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/test.sh; }
 
 threads_pieces=2
 pieces=12  # of the mutants
+# The ways that tools/install_trial.sh knows, in pieces that keep to their time.
+roots=("deb tasks wheel" "conan vcpkg" "docker cuda" "trixie noble clang aarch64")
 parts=(sanitizers)
 for ((piece = 1; piece <= threads_pieces; ++piece)); do parts+=("threads-$piece"); done
-parts+=(cases long copies guard frameworks wheels alone twice roots)
+parts+=(cases long copies guard frameworks wheels alone twice)
+for ((piece = 1; piece <= ${#roots[@]}; ++piece)); do parts+=("roots-$piece"); done
 for ((piece = 1; piece <= pieces; ++piece)); do parts+=("mutants-$piece"); done
 parts+=(objects)
 
@@ -94,6 +99,19 @@ if [[ $slow == yes && ${#chosen[@]} -gt 0 ]]; then
 fi
 
 say() { printf '\n==> [%4d s] %s\n' "$SECONDS" "$*"; }
+
+# skip TEXT: what cannot be tried here. It does not fail, and is named again in the end.
+not_tried=build/not_tried.txt
+skip() {
+  say "SKIPPED: $*"
+  printf '%s\n' "$*" >>"$not_tried"
+}
+
+tell_skipped() {
+  [[ -s $not_tried ]] || return 0
+  say "NOT TRIED, for this machine cannot:"
+  sed 's/^/    /' "$not_tried"
+}
 
 # build PRESET [CMAKE ARGUMENTS...]
 build() {
@@ -176,6 +194,13 @@ lost_entries() {
   comm -23 <(entries asan '^more$') <(entries release . '^(slow|sanitized)$')
 }
 
+# Cases of the list that neither build runs: a case that goes has its reason there.
+missing_cases() {
+  tools/list_cases.py build/release --label-exclude '^(slow|sanitized)$' >build/release/cases.txt
+  tools/list_cases.py build/asan --label-regex '^(cpu|io)$' >build/asan/cases.txt
+  tools/list_cases.py --check docs/results/ci_cases.txt build/release/cases.txt build/asan/cases.txt
+}
+
 # GCC's leak checker crashes on the thread-local storage of libraries that are opened at run time, such as oneDNN, unless it
 # leaves their calls alone.
 run_asan() {
@@ -196,7 +221,7 @@ test_torch() {
   local environment=$PWD/build/torch status=0
   tools/torch_environment.py "$environment" || status=$?
   if [[ $status == 77 ]]; then
-    say "SKIPPED: the tests of python/, since torch cannot be had here"
+    skip "the tests of python/, since torch cannot be had here"
     return
   fi
   [[ $status == 0 ]] || return "$status"
@@ -205,7 +230,7 @@ test_torch() {
   (cd python/tests && PATH=$environment/bin:$PATH "$environment/bin/python" -B -m pytest -q -rs -p no:cacheprovider -m "not slow" --ignore frameworks .) || return
   local fake=$PWD/build/release/tests/capi/libsluice_fake_gpu.so
   if [[ ! -e $fake ]]; then
-    say "SKIPPED: tensors on a stand-in for a GPU, since this build has no CUDA"
+    skip "tensors on a stand-in for a GPU, since this build has no CUDA"
     return
   fi
   say "testing the package for PyTorch with tensors on a stand-in for a GPU"
@@ -221,7 +246,7 @@ test_frameworks() {
   local environment=$PWD/build/torch status=0
   tools/torch_environment.py "$environment" --frameworks || status=$?
   if [[ $status == 77 ]]; then
-    say "SKIPPED: the tests of python/tests/frameworks, for torch cannot be had here"
+    skip "the tests of python/tests/frameworks, for torch cannot be had here"
     return
   fi
   [[ $status == 0 ]] || return "$status"
@@ -233,7 +258,7 @@ test_frameworks() {
   }
   tools/torch_environment.py build/torch-deepspeed --deepspeed || status=$?
   if [[ $status == 77 ]]; then
-    say "SKIPPED: the tests of python/tests/frameworks, for DeepSpeed's torch cannot be had here"
+    skip "the tests of python/tests/frameworks, for DeepSpeed's torch cannot be had here"
     return
   fi
   [[ $status == 0 ]] || return "$status"
@@ -261,7 +286,7 @@ test_wheels() {
     status=0
     tools/torch_environment.py "$environment" "${named[@]}" || status=$?
     if [[ $status == 77 ]]; then
-      say "SKIPPED: the wheel under torch $version, which cannot be had here"
+      skip "the wheel under torch $version, which cannot be had here"
       continue
     fi
     [[ $status == 0 ]] || return "$status"
@@ -271,8 +296,9 @@ test_wheels() {
   done
 }
 
-# Those that train with the host device. All other runs have memory.unified auto.
-engine_tests='activation|allocation|announce|durable|engine|misuse|opaque_unit|restore|scheduler_fuzz|sharding|simulated_order|step_norm'
+# Those whose configs begin with config_of_environment() of tests/support. All other runs have memory.unified auto.
+engine_tests='activation|allocation|announce|bytes_at_rest|callers_environment|durable|engine|misuse|opaque_unit|restore|scheduler_fuzz'
+engine_tests+='|sharding|state_hashes|status|step_norm|storage'
 
 test_engine() {
   run release --label-regex '^(io|sanitized)$' --tests-regex "^($engine_tests)_test[.]"
@@ -338,11 +364,15 @@ part_alone() {
 
 part_twice() { tools/reproducible.sh -DSLUICE_CUDA=OFF; }
 
-# Each way to install, in a fresh root of Debian. The page of results is left as it is: build/install.md has this run's.
+# The page of results is left as it is: build/install.md has this run's.
 part_roots() {
-  local status=0
-  tools/install_trial.sh --output build/install.md || status=$?
+  local status=0 only=() way line log=build/roots-$1.log
+  for way in ${roots[$1 - 1]}; do only+=(--only "$way"); done
+  tools/install_trial.sh --output build/install.md "${only[@]}" 2>&1 | tee "$log" || status=$?
+  [[ $status != 0 ]] || return 0
+  while IFS= read -r line; do skip "roots-$1: $line"; done < <(sed -n 's/^SKIPPED: //p' "$log")
   [[ $status == 77 ]] || return "$status"
+  grep -q '^SKIPPED: ' "$log" || skip "roots-$1: $log says why"
 }
 
 part_mutants() { tools/mutate.py --jobs "$jobs" --piece "$1/$pieces"; }
@@ -359,31 +389,38 @@ part_objects() {
 }
 
 # All of them, whatever fails before. Not to be called in a condition, where `set -e` has no effect.
+passed=()
 run_parts() {
-  local part begin status failed=()
+  local part begin status skipped failed=()
   trap 'exit 130' INT  # some programs end of Ctrl-C with a status of their own, and the next part would begin
   for part in "$@"; do
     say "part \"$part\""
     begin=$SECONDS
+    skipped=$(wc -l <"$not_tried")
     set +e
     (
       set -e
       case $part in
         mutants-*) part_mutants "${part#mutants-}" ;;
         threads-*) part_threads "${part#threads-}" ;;
+        roots-*) part_roots "${part#roots-}" ;;
         *) "part_$part" ;;
       esac
     )
     status=$?
     set -e
-    if [[ $status == 0 ]]; then
+    if [[ $status == 0 && $(wc -l <"$not_tried") != "$skipped" ]]; then
+      say "part \"$part\" was not tried, or not whole, after $((SECONDS - begin)) s"
+    elif [[ $status == 0 ]]; then
       say "part \"$part\" passed in $((SECONDS - begin)) s"
+      passed+=("$part")
     else
       say "part \"$part\" FAILED after $((SECONDS - begin)) s"
       failed+=("$part")
     fi
   done
   if [[ ${#failed[@]} -gt 0 ]]; then
+    tell_skipped
     say "parts that failed: ${failed[*]}"
     return 1
   fi
@@ -392,6 +429,7 @@ run_parts() {
 tools/install_packages.sh run test
 if [[ $slow == yes || ${#chosen[@]} -gt 0 ]]; then tools/install_packages.sh slow; fi
 mkdir -p build
+: >"$not_tried"
 
 # CUDA code is compiled for the card that is here, else for the default architecture.
 cuda=()
@@ -402,7 +440,9 @@ fi
 
 if [[ ${#chosen[@]} -gt 0 ]]; then
   run_parts "${chosen[@]}"
-  say "these parts passed: ${chosen[*]}"
+  if [[ ${#passed[@]} -gt 0 ]]; then say "these parts passed: ${passed[*]}"; fi
+  tell_skipped
+  [[ ${#passed[@]} == "${#chosen[@]}" ]] || exit 77
   exit 0
 fi
 
@@ -422,8 +462,20 @@ if [[ -n $lost ]]; then
   printf 'tools/test.sh: no build runs these, since each leaves them to the other:\n%s\n' "$lost" >&2
   exit 1
 fi
+# A build without CUDA has no programs with stand-ins for it.
+if [[ -e build/release/tests/capi/libsluice_fake_gpu.so ]]; then missing_cases; fi
 run_asan --label-regex '^(cpu|io)$' || status=1
 await torch || status=1
 [[ $status == 0 ]] || exit "$status"
-if [[ $slow == yes ]]; then run_parts "${parts[@]}"; fi
-say "all tests passed"
+status=0
+if [[ $slow == yes ]]; then
+  run_parts "${parts[@]}"
+  [[ ${#passed[@]} == "${#parts[@]}" ]] || status=77
+fi
+if [[ -s $not_tried ]]; then
+  say "all tests that could be tried passed"
+  tell_skipped
+else
+  say "all tests passed"
+fi
+exit "$status"

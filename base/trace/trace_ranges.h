@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 
 namespace sluice {
 

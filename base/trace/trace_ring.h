@@ -14,7 +14,7 @@
 #include <span>
 #include <string>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 
 namespace sluice {
 

@@ -9,6 +9,7 @@ The pages are the repository's documents, with links between them changed to the
 public header; and the plots of the results. A link that leads nowhere is an error with its file and line.
 """
 
+import ast
 import pathlib
 import re
 import shutil
@@ -20,7 +21,8 @@ import result_plots
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
-PYTHON_MODULES = ["offload", "initialize", "optim", "optimizer", "state", "units", "lightning", "transformers", "errors"]
+PACKAGE = ROOT / "python/sluice_offload"
+FRAMEWORKS = ["lightning", "transformers"]  # modules that a program imports by itself, where it has their framework
 
 
 def documents():
@@ -126,10 +128,21 @@ def example_page(folder):
     return "\n".join(text)
 
 
+def python_names():
+    """Each name of the package's `__all__`, and the object that it is: `optim` is a module, the others are in modules."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    places = {alias.asname or alias.name: ".".join(filter(None, ["sluice_offload", node.module, alias.name]))
+              for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1 for alias in node.names}
+    public, = (ast.literal_eval(node.value) for node in tree.body
+               if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"])
+    return {name: places[name] for name in sorted(public, key=lambda name: (".errors." in places[name], name.lower()))}
+
+
 def python_page():
-    text = ["# The Python package", "", "`import sluice_offload as sluice`", ""]
-    for module in PYTHON_MODULES:
-        text += [f"::: sluice_offload.{module}", ""]
+    text = ["# The Python package", "", "`import sluice_offload as sluice` gives these names. The modules of frameworks, which stand last, are",
+            "imported by themselves.", ""]
+    for place in [*python_names().values(), *(f"sluice_offload.{module}" for module in FRAMEWORKS)]:
+        text += [f"::: {place}", ""]
     return "\n".join(text)
 
 

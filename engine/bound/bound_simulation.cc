@@ -337,6 +337,7 @@ void Simulation::drained(std::uint32_t use) {
 void Simulation::gradient_added(std::uint32_t use) {
   spill_.host_ended();
   if (!schedule_[use].final_gradient) return;
+  if (!schedule_[use].first_gradient) return gradient_home(use);  // the addition takes the norm
   machine_.norm({SimulatedTask::kNorm, use, ranked(0, use)}, elements_of(use));
   pass_.gradient_final(schedule_[use].unit, step_);
 }

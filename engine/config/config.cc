@@ -6,12 +6,12 @@
 #include <filesystem>
 #include <initializer_list>
 #include <optional>
-#include <string>
 #include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sluice/config_document.h>
 #include <sluice/error.h>
 #include "base/float_environment.h"
 #include "cpu_optim/optimizer_options.h"

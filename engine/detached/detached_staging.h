@@ -17,7 +17,7 @@
 
 #include <sluice/device.h>
 #include "base/aligned_buffer.h"
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/detached/detached_digests.h"
 #include "engine/detached/detached_plan.h"
 #include "engine/run/scheduler.h"

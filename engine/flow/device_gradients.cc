@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-static_assert(kDeviceLeafElements == kAlignElements, "a unit is made of whole leaves");
+static_assert(kNormLeafElements == kAlignElements, "a unit is made of whole leaves");
 
 DeviceGradients::DeviceGradients(const FlowParts& parts, const ResidentUnits& residents,
                                  DeviceMath* math, Callbacks callbacks)
@@ -53,7 +53,7 @@ void DeviceGradients::take_norm(const GradientSum& sum, StreamId stream) {
   math_->norm_leaves(layout_.format().gradient, in_set(layout_, tiers_, own), own.count,
                      tiers_.device_tally(unit).leaves, stream);
   device_.copy(reinterpret_cast<std::byte*>(tiers_.host_tally(unit).leaves), leaves,
-               own.count / kDeviceLeafElements * sizeof(double), stream);
+               own.count / kNormLeafElements * sizeof(double), stream);
   device_.notify(stream, [this, unit] { scheduler_.post([this, unit] { leaves_arrived(unit); }); });
 }
 
@@ -68,8 +68,8 @@ void DeviceGradients::add_leaves(UnitId unit) {
   norms_[index_of(unit)] =
       counted_norm(layout_, counted_, unit, own.begin, own.count,
                    [&](std::uint64_t begin, std::uint64_t count, NormAccumulator& norm) {
-                     for (std::uint64_t at = begin; at < begin + count; at += kDeviceLeafElements)
-                       norm.add(leaves[(at - own.begin) / kDeviceLeafElements]);
+                     for (std::uint64_t at = begin; at < begin + count; at += kNormLeafElements)
+                       norm.add(leaves[(at - own.begin) / kNormLeafElements]);
                    });
 }
 
@@ -78,9 +78,9 @@ std::optional<std::uint64_t> DeviceGradients::first_non_finite(const GradientRan
   const double* const leaves = tiers_.host_tally(range.unit).leaves;
   const std::uint64_t own_begin = owned_range(layout_, range.unit).begin;
   const StateFormat& format = layout_.format();
-  for (std::uint64_t at = 0; at < range.count; at += kDeviceLeafElements) {
-    if (std::isfinite(leaves[(range.begin + at - own_begin) / kDeviceLeafElements])) continue;
-    const GradientRange leaf{range.unit, range.begin + at, kDeviceLeafElements};
+  for (std::uint64_t at = 0; at < range.count; at += kNormLeafElements) {
+    if (std::isfinite(leaves[(range.begin + at - own_begin) / kNormLeafElements])) continue;
+    const GradientRange leaf{range.unit, range.begin + at, kNormLeafElements};
     const AlignedBuffer values =
         read_back(device_, in_set(layout_, tiers_, leaf), leaf.count * format.gradient_bytes());
     const auto element = find_non_finite(format.gradient, values.data(), leaf.count);

@@ -23,16 +23,13 @@ GradientDrain::GradientDrain(const FlowParts& parts, const ResidentUnits& reside
       host_(parts, callbacks()),
       on_device_(parts, residents, math, callbacks()),
       spill_(parts, waiting, callbacks()),
-      set_zeroed_event_(parts.device),
+      zeros_(parts),
       units_(parts.layout.units().size()),
-      zero_stream_(parts.device, "gradient zeros", StreamPriority::kHigh),
       copy_stream_(parts.device, "gradients down", StreamPriority::kHigh) {
   free_slots_.reserve(parts.placement.gradient_slots.count);
   free_local_slots_.reserve(placement_.local_gradient_slots);
   const std::uint32_t slots = parts.placement.gradient_slots.count;
   for (std::uint32_t slot = 0; slot < slots; ++slot) {
-    zeroed_events_.emplace_back(parts.device);
-    zero(slot, parts.placement.gradient_slots.slot_bytes);
     const bool is_local = slot + placement_.local_gradient_slots >= slots;
     (is_local ? free_local_slots_ : free_slots_).push_back(slot);
   }
@@ -63,17 +60,12 @@ void GradientDrain::begin(std::uint64_t step, bool reduces_each) {
   waiting_.begin_step();
 }
 
-// Runs as soon as a slot is free, so that computation finds it ready.
-void GradientDrain::zero(std::uint32_t slot, std::uint64_t size_bytes) {
-  device_.fill_zero(tiers_.gradient_slot(slot), size_bytes, zero_stream_.id());
-  device_.record(zeroed_events_[slot].id(), zero_stream_.id());
-}
-
 std::optional<std::uint32_t> GradientDrain::try_take_slot(UnitId unit) {
   std::vector<std::uint32_t>& free_slots = free_slots_of(unit);
   if (free_slots.empty()) return std::nullopt;
   const std::uint32_t slot = free_slots.front();
   free_slots.erase(free_slots.begin());
+  zeros_.taken(slot, unit);
   scheduler_.pools().lend(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
   return slot;
 }
@@ -83,8 +75,7 @@ bool GradientDrain::try_lend_set(UnitId id) {
   if (!placement_.leases_gradient_set || placement_.gradient_leaves(id) || unit.has_gradient ||
       std::exchange(unit.has_lent_set, true))
     return false;
-  device_.fill_zero(tiers_.gradient_set(id), layout_.set_gradient_bytes(id), zero_stream_.id());
-  device_.record(set_zeroed_event_.id(), zero_stream_.id());
+  zeros_.lent(id);
   return true;
 }
 
@@ -146,6 +137,7 @@ void GradientDrain::move_home(Job& job) {
   home_of(unit).start({.range = range,
                        .data = job.has_slot ? tiers_.gradient_slot(job.slot) : nullptr,
                        .is_first = job.is_first,
+                       .is_last = job.use.final_gradient && !awaits_reduction(job),
                        .step = step_},
                       copy_stream_.id());
 }
@@ -248,7 +240,7 @@ void GradientDrain::move_front() {
   if (!job.has_left) return;
   if (job.has_slot && !awaits_reduction(job)) {
     free_slots_of(job.use.unit).push_back(job.slot);
-    zero(job.slot, layout_.unit_gradient_bytes(job.use.unit));  // the rest of it is still zero
+    zeros_.left(job.slot, job.use.unit);
     scheduler_.pools().take_back(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     job.has_slot = false;
   }
@@ -280,7 +272,11 @@ void GradientDrain::close_units() {
       ++final_units_;
     }
     if (unit.is_whole) continue;
-    if (!unit.has_gradient) add_waiting(place.id);
+    if (!unit.has_gradient) {
+      add_waiting(place.id);
+      if (kind_of(place.id) == TraceKind::kCopyToHost)
+        zero_bytes_ += layout_.set_gradient_bytes(place.id);
+    }
     if (unit.has_gradient || !home_of(place.id).moves_zeros()) {
       start_norm(place.id);
       continue;

@@ -35,6 +35,7 @@
 #include "engine/flow/flow_parts.h"
 #include "engine/flow/gradient_home.h"
 #include "engine/flow/gradient_spill.h"
+#include "engine/flow/gradient_zeros.h"
 #include "engine/flow/host_gradients.h"
 #include "engine/flow/resident_units.h"
 #include "engine/plan/schedule.h"
@@ -66,18 +67,18 @@ class GradientDrain {
   // is free. Slots are taken in the order of the schedule, and become free in the order in which
   // leases are released. So the slot of a use does not depend on timing, and is the same on every
   // rank. If slots are registered with NCCL, a reduction requires the same slot on all ranks. Local
-  // units exist only on this rank. Therefore, local units have separate slots. After the slot's
-  // zeroed_event() has occurred, the bytes of the slot are zero.
+  // units exist only on this rank. Therefore, local units have separate slots. The slot is prepared
+  // (engine/flow/gradient_zeros.h) after the slot's zeroed_event() has occurred.
   std::optional<std::uint32_t> try_take_slot(UnitId unit);
-  EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
+  EventId zeroed_event(std::uint32_t slot) const { return zeros_.slot_event(slot); }
 
   // Lends a place for the unit's first gradient of the step. This place is the unit's own place in
-  // the gradient set. Returns false if the place cannot be lent. The bytes of the lent place are
-  // zero when the event set_zeroed_event() has occurred. The next call of try_lend_set() records
+  // the gradient set. Returns false if the place cannot be lent. The lent place is prepared when
+  // the event set_zeroed_event() has occurred. The next call of try_lend_set() records
   // set_zeroed_event() again.
   // Requires: the unit has been updated, so no update reads this place any more.
   bool try_lend_set(UnitId unit);
-  EventId set_zeroed_event() const { return set_zeroed_event_.id(); }
+  EventId set_zeroed_event() const { return zeros_.set_event(); }
 
   // Called when the lease of `use` has been released. `computed` is recorded after the computation
   // of the gradient. The computation fills `slot`. If there is no slot, the computation fills the
@@ -95,6 +96,10 @@ class GradientDrain {
   bool is_closed(UnitId unit) const { return units_[index_of(unit)].is_closed; }
   // The bytes that have been copied out of gradient slots since the last call.
   std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
+  // The bytes of host memory that have been filled with zeros since the last call.
+  std::uint64_t take_zero_bytes() {
+    return zeros_.take_filled_bytes() + std::exchange(zero_bytes_, 0);
+  }
   // Whether a unit has got another gradient after the unit's gradient had become final.
   bool was_reopened() const { return was_reopened_; }
   // The number of units that have got no gradient in the step. Announced units are left out. Units
@@ -156,7 +161,6 @@ class GradientDrain {
   bool stays(UnitId unit) const {
     return !units_[index_of(unit)].has_gradient && placement_.may_stay(layout_.unit(unit));
   }
-  void zero(std::uint32_t slot, std::uint64_t size_bytes);
   void pump();
   void move_home(Job& job);
   void note_computed();
@@ -195,16 +199,16 @@ class GradientDrain {
   HostGradients host_;
   DeviceGradients on_device_;
   GradientSpill spill_;
+  GradientZeros zeros_;
   std::vector<GradientHome*> homes_;  // by unit; constant after construction
 
   std::uint64_t step_ = 0;
   bool reduces_each_ = true;
   std::vector<std::uint32_t> free_slots_;  // in the order in which they became free
   std::vector<std::uint32_t> free_local_slots_;
-  std::vector<Event> zeroed_events_;  // by slot
-  Event set_zeroed_event_;
   std::uint64_t copied_bytes_ = 0;
-  std::deque<Job> jobs_;  // in order of release; only the first one moves
+  std::uint64_t zero_bytes_ = 0;  // of units without a gradient
+  std::deque<Job> jobs_;          // in order of release; only the first one moves
   bool front_is_started_ = false;
   bool is_reducing_ = false;     // the ranks are adding up the first of jobs_
   std::uint64_t copied_ns_ = 0;  // when the last copy ended
@@ -218,7 +222,6 @@ class GradientDrain {
   bool is_over_ = false;  // close() has been called
   bool was_reopened_ = false;
 
-  Stream zero_stream_;
   Stream copy_stream_;  // last member, because its callbacks use all others
 };
 

@@ -33,6 +33,7 @@ struct GradientMove {
   GradientRange range;              // the part that moves home
   const std::byte* data = nullptr;  // on the device; begins at the unit's start; null = all zeros
   bool is_first = false;            // the unit's first gradient in the step; copied, not added
+  bool is_last = false;             // take_norm() follows, unless another start() comes first
   std::uint64_t step = 0;           // for traces
 };
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <sluice/error.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/flow/counted_norm.h"
 #include "gpu/device/copy_runs.h"
 
@@ -134,17 +134,17 @@ void GradientSpill::add(std::uint32_t index) {
   const DType type = layout_.format().gradient;
   std::byte* sum = tiers_.gradient_staging(index);
   if (move_.data == nullptr) std::memset(sum, 0, size_bytes(slot.block));
-  if (slot.partner != kNone) {
-    sum = tiers_.gradient_staging(slot.partner);
-    worker_.optimizer().accumulate(type, sum, tiers_.gradient_staging(index), block.element_count);
-  }
+  if (slot.partner != kNone) sum = tiers_.gradient_staging(slot.partner);
   Sum& unit = sums_[index_of(block.unit)];
   const NormAccumulator norm =
       counted_norm(layout_, counted_, block.unit, block.offset_elements, block.element_count,
                    [&](std::uint64_t begin, std::uint64_t count, NormAccumulator& part) {
-                     const std::byte* const first =
-                         sum + (begin - block.offset_elements) * layout_.format().gradient_bytes();
-                     worker_.optimizer().add_squared_norm(type, first, count, part);
+                     const std::uint64_t at =
+                         (begin - block.offset_elements) * layout_.format().gradient_bytes();
+                     if (slot.partner == kNone)
+                       return worker_.optimizer().add_squared_norm(type, sum + at, count, part);
+                     worker_.optimizer().accumulate_with_norm(
+                         type, sum + at, tiers_.gradient_staging(index) + at, count, part);
                    });
   unit.norm.merge(norm);
   if (!norm.finite()) {

@@ -31,6 +31,7 @@ void HostGradients::start(const GradientMove& move, StreamId stream) {
   move_ = move;
   stream_ = stream;
   next_element_ = 0;
+  takes_norm_ = move.is_last;
   copies_left_ = additions_left_ =
       static_cast<std::uint32_t>(div_ceil(move.range.count, layout_.block_elements()));
   pump();
@@ -95,20 +96,34 @@ void HostGradients::add(std::uint32_t slot) {
                           .step = move_.step,
                           .unit = index_of(piece.unit),
                           .block = block_of(piece),
-                          .kind = TraceKind::kAccumulate});
-  worker_.optimizer().accumulate(format.gradient, in_set(layout_, tiers_, piece),
-                                 tiers_.gradient_staging(slot), piece.count);
+                          .kind = takes_norm_ ? TraceKind::kNorm : TraceKind::kAccumulate});
+  const std::byte* const addend = tiers_.gradient_staging(slot);
+  if (!takes_norm_)
+    return worker_.optimizer().accumulate(format.gradient, in_set(layout_, tiers_, piece), addend,
+                                          piece.count);
+  NormAccumulator& total = norms_[index_of(piece.unit)].total;
+  if (piece.begin == move_.range.begin) total = {};
+  total.merge(
+      counted_norm(layout_, counted_, piece.unit, piece.begin, piece.count,
+                   [&](std::uint64_t begin, std::uint64_t count, NormAccumulator& norm) {
+                     worker_.optimizer().accumulate_with_norm(
+                         format.gradient, in_set(layout_, tiers_, {piece.unit, begin, count}),
+                         addend + (begin - piece.begin) * format.gradient_bytes(), count, norm);
+                   }));
 }
 
 void HostGradients::added(std::uint32_t slot) {
   staging_[slot].is_free = true;
   scheduler_.pools().take_back(MemoryPool::kGradientStaging,
                                placement_.gradient_staging.slot_bytes);
-  if (--additions_left_ == 0) return callbacks_.on_home();
-  pump();
+  if (--additions_left_ != 0) return pump();
+  norms_[index_of(move_.range.unit)].is_of_sum = takes_norm_;
+  callbacks_.on_home();
 }
 
 void HostGradients::take_norm(const GradientSum& sum, StreamId) {
+  if (std::exchange(norms_[index_of(sum.unit)].is_of_sum, false))
+    return callbacks_.on_norm(sum.unit);
   const auto work = [this, sum] { measure(sum); };
   const auto done = [this, sum] { callbacks_.on_norm(sum.unit); };
   const bool is_short = layout_.set_gradient_bytes(sum.unit) <= device_.at_once_bytes_max();
@@ -125,7 +140,7 @@ void HostGradients::measure(const GradientSum& sum) {
                           .step = sum.step,
                           .unit = index_of(sum.unit),
                           .kind = TraceKind::kNorm});
-  norms_[index_of(sum.unit)] = counted_norm(
+  norms_[index_of(sum.unit)].total = counted_norm(
       layout_, counted_, sum.unit, own.begin, own.count,
       [&](std::uint64_t begin, std::uint64_t count, NormAccumulator& norm) {
         worker_.optimizer().add_squared_norm(

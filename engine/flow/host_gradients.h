@@ -1,6 +1,7 @@
 // This class keeps the gradients that wait in host memory for their update. A unit's first gradient
 // of the step is copied. Later gradients pass through staging slots piece by piece. The worker adds
-// each piece to the sum, with one fp32 addition and one rounding per element.
+// each piece to the sum, with one fp32 addition and one rounding per element. While the worker adds
+// the last gradient, it also takes the norm of the sum, so that it reads the sum only once.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: a piece waits for a staging slot. The staging slot becomes free when the piece has been
@@ -24,13 +25,18 @@ class HostGradients final : public GradientHome {
 
   void start(const GradientMove& move, StreamId stream) override;
   void take_norm(const GradientSum& sum, StreamId stream) override;
-  const NormAccumulator& norm(UnitId unit) const override { return norms_[index_of(unit)]; }
+  const NormAccumulator& norm(UnitId unit) const override { return norms_[index_of(unit)].total; }
   std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const override;
 
  private:
   struct StagingSlot {
     GradientRange piece;
     bool is_free = true;
+  };
+
+  struct UnitNorm {
+    NormAccumulator total;   // written by the worker
+    bool is_of_sum = false;  // the additions have taken it
   };
 
   void copied_whole();
@@ -56,8 +62,9 @@ class HostGradients final : public GradientHome {
   std::uint64_t next_element_ = 0;  // in the range of move_
   std::uint32_t copies_left_ = 0;
   std::uint32_t additions_left_ = 0;
+  bool takes_norm_ = false;
   std::vector<StagingSlot> staging_;
-  std::vector<NormAccumulator> norms_;  // by unit; written by the worker
+  std::vector<UnitNorm> norms_;  // by unit
 };
 
 }  // namespace sluice

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include <sluice/error.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/flow/optimizer_pass.h"
 
 namespace sluice {

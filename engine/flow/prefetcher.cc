@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <sluice/error.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 
 namespace sluice {
 namespace {

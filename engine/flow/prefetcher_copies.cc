@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/flow/prefetcher.h"
 
 namespace sluice {
@@ -36,7 +36,7 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
   const std::byte* source =
       item.slot == kNoSlot ? tiers_.host_parameters(block.id) : slots_.data(item.slot);
   copy_runs_.add(target_.window + place.offset_bytes + offset, source,
-                layout_.parameter_bytes(block.id));
+                 layout_.parameter_bytes(block.id));
   copies_.push_back(
       {.block = item.block,
        .slot = item.slot,

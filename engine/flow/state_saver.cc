@@ -4,7 +4,7 @@
 #include <exception>
 #include <utility>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 
 namespace sluice {
 namespace {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include <sluice/error.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/flow/device_block_update.h"
 #include "engine/run/scheduler.h"
 #include "engine/store/tiers.h"

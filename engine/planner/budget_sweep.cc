@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "engine/planner/plan_subject.h"
+#include "engine/planner/plan_evaluation.h"
 
 namespace sluice {
 namespace {
@@ -19,12 +19,12 @@ class Budgeted {
   }
 
   PlannedPlacement place() const {
-    return Planning(request_).place("config", request_.config.placement);
+    return PlanEvaluation(request_).place("config", request_.config.placement);
   }
   bool fits() const { return place().obstacle.empty(); }
   StepCost step_of(const PlannedPlacement& planned) const {
-    const Planning planning(request_);
-    return planning.step_of(planned.placement, planned.policy, planning.rates());
+    const PlanEvaluation evaluation(request_);
+    return evaluation.step_of(planned.placement, planned.policy, evaluation.rates());
   }
 
  private:
@@ -66,7 +66,7 @@ std::vector<BudgetStep> steps_by_host_memory(const PlanRequest& request, std::si
   std::ranges::sort(budgets);
   budgets.erase(std::ranges::unique(budgets).begin(), budgets.end());
   std::vector<BudgetStep> steps(budgets.size());
-  for_each_at_once(budgets.size(), [&](std::size_t i) {
+  request.run_each(budgets.size(), [&](std::size_t i) {
     const Budgeted budgeted(request, budgets[i]);
     const PlannedPlacement planned = budgeted.place();
     if (!planned.obstacle.empty()) return;

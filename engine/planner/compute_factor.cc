@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "engine/planner/plan_subject.h"
+#include "engine/planner/plan_evaluation.h"
 
 namespace sluice {
 namespace {
@@ -20,8 +20,9 @@ constexpr std::array kReaches{3.5, 7.0, 14.0, 20.0};
 // Factors are logarithms to the base 2.
 class FactorSearch {
  public:
-  FactorSearch(const Planning& planning, const PlannedPlacement& own, std::uint64_t blocks_max)
-      : planning_(planning), own_(own), blocks_max_(blocks_max) {
+  FactorSearch(const PlanEvaluation& evaluation, const PlannedPlacement& own,
+               std::uint64_t blocks_max)
+      : evaluation_(evaluation), own_(own), blocks_max_(blocks_max) {
     // Not before computation takes as long as the busiest other resource, and seldom much later.
     double others_s = 0;
     for (std::size_t i = 0; i < kResourceCount; ++i) {
@@ -32,9 +33,9 @@ class FactorSearch {
   }
 
   bool hides(double log_factor) const {
-    const Rates rates = planning_.rates(std::exp2(log_factor));
-    return planning_.step_of(own_.placement, own_.policy, rates, blocks_max_).step_s <=
-           kHidden * planning_.compute_s(rates);
+    const Rates rates = evaluation_.rates(std::exp2(log_factor));
+    return evaluation_.step_of(own_.placement, own_.policy, rates, blocks_max_).step_s <=
+           kHidden * evaluation_.compute_s(rates);
   }
 
   std::optional<double> find(double precision = kPrecision) const {
@@ -48,11 +49,11 @@ class FactorSearch {
   }
 
   // Searches around a guess; this costs two simulations if the guess is good.
-  std::optional<double> find_near(double guess) const {
+  std::optional<double> find_near(double guess, const PlanRunner& run_each) const {
     for (double reach = kPrecision / 2; reach < 0.5; reach *= 4) {
       const std::array<double, 2> ends = {guess - reach, guess + reach};
       std::array<bool, 2> is_hidden{};
-      for_each_at_once(2, [&](std::size_t i) { is_hidden[i] = hides(ends[i]); });
+      run_each(2, [&](std::size_t i) { is_hidden[i] = hides(ends[i]); });
       if (!is_hidden[0] && is_hidden[1]) return bisect(ends[0], ends[1], kPrecision);
     }
     return find();
@@ -67,7 +68,7 @@ class FactorSearch {
     return high;
   }
 
-  const Planning& planning_;
+  const PlanEvaluation& evaluation_;
   const PlannedPlacement& own_;
   const std::uint64_t blocks_max_;
   double least_ = 0;
@@ -79,12 +80,13 @@ std::optional<double> compute_factor_that_hides(const PlanRequest& request,
                                                 const PlannedPlacement& own) {
   // Activations that leave the device grow with the computation.
   if (!own.obstacle.empty() || own.step.traffic.activation_out_bytes != 0) return std::nullopt;
-  const Planning planning(request);
-  const FactorSearch search(planning, own, kBlocksSimulatedMax);
+  const PlanEvaluation evaluation(request);
+  const FactorSearch search(evaluation, own, kBlocksSimulatedMax);
   std::optional<double> guess;
-  if (planning.layout().blocks().size() > kBlocksMany)
-    guess = FactorSearch(planning, own, kBlocksOfAGlance).find(kPrecision / 4);
-  const std::optional<double> found = guess ? search.find_near(*guess) : search.find();
+  if (evaluation.layout().blocks().size() > kBlocksMany)
+    guess = FactorSearch(evaluation, own, kBlocksOfAGlance).find(kPrecision / 4);
+  const std::optional<double> found =
+      guess ? search.find_near(*guess, request.run_each) : search.find();
   return found ? std::optional(std::exp2(*found)) : std::nullopt;
 }
 

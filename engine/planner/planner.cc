@@ -6,7 +6,7 @@
 
 #include <sluice/error.h>
 #include "engine/plan/sharding.h"
-#include "engine/planner/plan_subject.h"
+#include "engine/planner/plan_evaluation.h"
 
 namespace sluice {
 namespace {
@@ -14,15 +14,16 @@ namespace {
 // The steps of placements under policies; each is simulated only once.
 class StepCosts {
  public:
-  explicit StepCosts(const Planning& planning) : planning_(planning), rates_(planning.rates()) {}
+  StepCosts(const PlanEvaluation& evaluation, const PlanRunner& run_each)
+      : evaluation_(evaluation), run_each_(run_each), rates_(evaluation.rates()) {}
 
   // `placement` must stay in place.
   void want(const Placement& placement, OverlapPolicy policy) {
     if (find(placement, policy) == wanted_.end()) wanted_.push_back({&placement, policy, {}});
   }
   void simulate() {
-    for_each_at_once(wanted_.size(), [this](std::size_t i) {
-      wanted_[i].cost = planning_.step_of(*wanted_[i].placement, wanted_[i].policy, rates_);
+    run_each_(wanted_.size(), [this](std::size_t i) {
+      wanted_[i].cost = evaluation_.step_of(*wanted_[i].placement, wanted_[i].policy, rates_);
     });
   }
   const StepCost& of(const Placement& placement, OverlapPolicy policy) {
@@ -41,7 +42,8 @@ class StepCosts {
     });
   }
 
-  const Planning& planning_;
+  const PlanEvaluation& evaluation_;
+  const PlanRunner& run_each_;
   const Rates rates_;
   std::vector<Wanted> wanted_;
 };
@@ -50,6 +52,10 @@ constexpr std::array kPolicies = {OverlapPolicy::kSerial, OverlapPolicy::kDeferr
                                   OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
 
 }  // namespace
+
+void run_in_turn(std::size_t count, const std::function<void(std::size_t)>& run) {
+  for (std::size_t i = 0; i < count; ++i) run(i);
+}
 
 std::string in_short(const std::string& obstacle) {
   std::string line = obstacle.substr(0, obstacle.find('\n'));
@@ -70,7 +76,7 @@ std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, co
 
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
   check_homes(request.config.sharding, request.machine.ranks, request.config.placement);
-  const Planning planning(request);
+  const PlanEvaluation evaluation(request);
   const std::array<std::pair<const char*, Config::Placement>, 6> choices{
       {{"config", request.config.placement},
        {"gpu", {.optimizer = TierChoice::kDevice}},
@@ -80,24 +86,24 @@ std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
        {"mixed", {}}}};
   std::vector<PlannedPlacement> all(choices.size());
   // A placement that does not fit looks for the budgets that would do, which takes long.
-  for_each_at_once(all.size(), [&](std::size_t i) {
-    all[i] = planning.place(choices[i].first, choices[i].second);
+  request.run_each(all.size(), [&](std::size_t i) {
+    all[i] = evaluation.place(choices[i].first, choices[i].second);
   });
-  StepCosts costs(planning);
+  StepCosts costs(evaluation, request.run_each);
   PlannedPlacement& own = all.front();
   for (const PlannedPlacement& planned : all)
     if (planned.obstacle.empty()) costs.want(planned.placement, planned.policy);
   std::array<PlannedPlacement, kPolicies.size()> by_policy;
   std::optional<PlannedPlacement> on_other;
   if (own.obstacle.empty()) {
-    for_each_at_once(kPolicies.size(),
-                     [&](std::size_t i) { by_policy[i] = planning.place_under(kPolicies[i]); });
+    request.run_each(kPolicies.size(),
+                     [&](std::size_t i) { by_policy[i] = evaluation.place_under(kPolicies[i]); });
     for (std::size_t i = 0; i < kPolicies.size(); ++i) {
       costs.want(own.placement, kPolicies[i]);
       if (by_policy[i].obstacle.empty()) costs.want(by_policy[i].placement, kPolicies[i]);
     }
     if (!request.machine.device_is_host)
-      on_other = planning.place_on(other_than(request.config.optimizer.update_on));
+      on_other = evaluation.place_on(other_than(request.config.optimizer.update_on));
     if (on_other && on_other->obstacle.empty()) costs.want(on_other->placement, on_other->policy);
   }
   costs.simulate();

@@ -1,9 +1,11 @@
 // Before a run, the planner predicts the needs and the cost of the run. The results are the memory
 // of each pool, the bytes per step, and the step's time for each resource and policy. The planner
 // also gives these numbers for other homes of the state. The planner is pure, except that it calls
-// RunMachine::free_bytes.
+// RunMachine::free_bytes and PlanRequest::run_each.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +14,15 @@
 #include "engine/planner/run_plan.h"
 
 namespace sluice {
+
+// Calls a function once with each number from 0 to count - 1, and returns when every call has
+// returned. The planner has no threads of its own. Its caller may give a runner that makes the
+// calls at the same time, such as for_each_at_once().
+using PlanRunner =
+    std::function<void(std::size_t count, const std::function<void(std::size_t)>& run)>;
+
+// The runner that makes the calls in turn, on the thread of the caller.
+void run_in_turn(std::size_t count, const std::function<void(std::size_t)>& run);
 
 struct PlanRequest {
   Config config;
@@ -26,6 +37,7 @@ struct PlanRequest {
   // If there are measured unit times, these times replace `forward_flops` and `flops`.
   Rates rates;
   double flops = 0;
+  PlanRunner run_each = run_in_turn;  // the result does not depend on the runner
 };
 
 // Returns the first line of the text of an obstacle. This line is short enough for a row of a

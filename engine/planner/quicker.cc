@@ -4,7 +4,7 @@
 
 #include <fmt/ranges.h>
 
-#include "engine/planner/plan_subject.h"
+#include "engine/planner/plan_evaluation.h"
 
 namespace sluice {
 namespace {
@@ -58,15 +58,16 @@ std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const Plan
   if (!own.obstacle.empty()) return std::nullopt;
   PlanRequest larger = request;
   const std::uint64_t budget = own.placement.host_budget_bytes;
-  const Planning planning(larger);
+  const PlanEvaluation evaluation(larger);
   const auto step_s = [&](const PlannedPlacement& planned, std::uint64_t blocks_max) {
-    return planning.step_of(planned.placement, planned.policy, planning.rates(), blocks_max).step_s;
+    return evaluation.step_of(planned.placement, planned.policy, evaluation.rates(), blocks_max)
+        .step_s;
   };
   // Steps at one grain are compared with each other.
   const double own_s = step_s(own, kBlocksOfAGlance);
   for (const std::uint64_t quarters : {5, 6, 8, 16}) {
     larger.config.memory.host_bytes = budget / 4 * quarters;
-    const PlannedPlacement planned = planning.place("config", larger.config.placement);
+    const PlannedPlacement planned = evaluation.place("config", larger.config.placement);
     if (!planned.obstacle.empty() || step_s(planned, kBlocksOfAGlance) >= kWorthMemory * own_s)
       continue;
     return MoreMemory{.more_bytes = budget / 4 * (quarters - 4),

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 
 namespace sluice {
 namespace {

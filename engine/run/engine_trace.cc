@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sluice/config_document.h>
 #include <sluice/error.h>
 #include "base/topology.h"
 #include "base/untrusted_json.h"

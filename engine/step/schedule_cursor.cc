@@ -85,7 +85,8 @@ void ScheduleCursor::require_gradients(const char* call, std::uint32_t leases_he
   };
   if (!is_active()) refuse("no step is active");
   if (leases_held != 0)
-    refuse(fmt::format("the step is not over: {} leases are held", leases_held));
+    refuse(
+        fmt::format("the step is not over: {} leases are held; release them first", leases_held));
   if (std::none_of(schedule().begin(), schedule().begin() + next_use_,
                    [](const ScheduledUse& use) { return use.pass == Pass::kBackward; }))
     refuse(

@@ -108,10 +108,12 @@ std::byte* Lease::gradient(std::size_t tensor) const {
   const Layout& all = layout("gradient");
   if (use_.gradients == nullptr) {
     const UnitPlace& unit = all.unit(use_.unit);
-    refuse("gradient", fmt::format("unit \"{}\" {}", unit.name,
-                                   unit.is_frozen ? "is frozen, so it has none"
-                                                  : "is not leased for backward; acquire it with "
-                                                    "Pass::kBackward"));
+    refuse("gradient",
+           fmt::format("unit \"{}\" {}", unit.name,
+                       unit.is_frozen ? "is frozen, so it has none; train it "
+                                        "(UnitSpec::is_frozen), or leave its gradients out"
+                                      : "is not leased for backward; acquire it with "
+                                        "Pass::kBackward"));
   }
   return use_.gradients + offset * all.format().gradient_bytes();
 }

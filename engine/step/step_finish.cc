@@ -11,8 +11,9 @@
 
 #include <fmt/format.h>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/plan/sharding.h"
+#include "engine/run/worker.h"
 #include "engine/step/step_loop.h"
 
 namespace sluice {
@@ -119,7 +120,14 @@ void StepLoop::describe(StepReport& report) {
     report.copies.gradient_bytes = drain_.take_copied_bytes();
     report.copies.update_bytes = pass_.take_copied_bytes();
     report.late_update_bytes = pass_.take_late_bytes();
+    report.memory.zero_bytes = drain_.take_zero_bytes();
   });
+  const TouchedBytes touched = worker_.optimizer().take_touched_bytes();
+  report.memory.update_bytes = touched.update;
+  report.memory.copy_bytes = report.copies.size_bytes() * (device_.has_own_memory() ? 1 : 2);
+  report.memory.sum_bytes = touched.sum;
+  report.memory.norm_bytes = touched.norm;
+  report.memory.checksum_bytes = store_.take_checksum_bytes();
   report.rank_traffic.crossed_bytes += ranks_.crossing_bytes(report.rank_traffic.gathered_bytes);
   report.schedule_changes = cursor_.changes();
   if (announced_) {

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/plan/commit_turn.h"
 #include "engine/plan/sharding.h"
 #include "engine/run/wait_limit.h"
@@ -24,6 +24,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       device_(parts.device),
       scheduler_(parts.scheduler),
       ranks_(parts.ranks),
+      worker_(parts.worker),
       guard_(parts.guard),
       versions_(parts.versions),
       update_policy_(parts.config.optimizer, parts.placement.shadow_bytes != 0),

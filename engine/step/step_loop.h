@@ -211,6 +211,7 @@ class StepLoop {
   Device& device_;
   Scheduler& scheduler_;
   Ranks& ranks_;
+  Worker& worker_;
   LeaseGuard* const guard_;  // null without memory.guard
   const UnitVersions& versions_;
   UpdatePolicy update_policy_;

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/flow/lease_end.h"
 #include "engine/step/step_loop.h"
 

@@ -130,15 +130,17 @@ void BlockStore::submit(Transfer& transfer) {
 
 // Runs on the thread that completes the transfer: it has the time while the kernel moves other
 // requests, and the bytes still belong to the transfer.
-void BlockStore::take_sum(Transfer& transfer) const {
+void BlockStore::take_sum(Transfer& transfer) {
   const IoRequest& request = transfer.request;
   transfer.sum.reset();
   const bool is_committed =
       copies_.has_value() && request.kind == IoKind::kWrite && is_state(transfer.plane);
-  if (request.error == 0 &&
-      (is_committed ||
-       integrity_.wants(planes_.index(transfer.block, transfer.plane), transfer.version)))
-    transfer.sum = checksum({request.data, request.length_bytes});
+  if (request.error != 0) return;
+  if (!is_committed &&
+      !integrity_.wants(planes_.index(transfer.block, transfer.plane), transfer.version))
+    return;
+  transfer.sum = checksum({request.data, request.length_bytes});
+  checksum_bytes_ += request.length_bytes;
 }
 
 void BlockStore::complete(Transfer& transfer) {

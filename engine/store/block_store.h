@@ -22,6 +22,7 @@
 // write replaces the shadow's content.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -163,6 +164,8 @@ class BlockStore {
   // Returns lines of text for the user. The lines describe slow transfers and repeated reads since
   // the last call. Any thread may call this function.
   std::vector<std::string> take_notes() { return watch_.take_notes(); }
+  // Returns the bytes of which checksums have been computed since the last call.
+  std::uint64_t take_checksum_bytes() { return checksum_bytes_.exchange(0); }
 
  private:
   struct Blocking;
@@ -180,7 +183,7 @@ class BlockStore {
   void start(Transfer& transfer, BlockId block, Plane plane, IoKind kind, std::byte* data);
   void prepare(Transfer& transfer, BlockId block, Plane plane, IoKind kind, std::byte* data);
   void submit(Transfer& transfer);
-  void take_sum(Transfer& transfer) const;
+  void take_sum(Transfer& transfer);
   void complete(Transfer& transfer);
   TraceRecord record_of(const Transfer& transfer) const;
   void trace(Transfer& transfer) const;
@@ -222,6 +225,7 @@ class BlockStore {
   std::optional<PlaneCopies> copies_;  // of the blocks' planes; empty: the state is scratch
   Integrity integrity_;                // by sum_index()
   bool has_lost_state_ = false;
+  std::atomic<std::uint64_t> checksum_bytes_ = 0;
   TransferWatch watch_;  // last: its thread describes transfers
 };
 

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/store/block_store.h"
 #include "engine/store/commit_format.h"
 #include "io/errno_action.h"

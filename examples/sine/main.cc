@@ -55,13 +55,14 @@ struct Network {
 };
 
 int main(int argc, char** argv) try {
+  if (argc > 2)
+    trace_start({.file = argv[2]});  // `sluice trace summary FILE` says what took how long
+
   Config config;
   config.precision = {.parameters = DType::kFp32, .gradients = DType::kFp32};
   config.memory = {.device_bytes = 1 << 20, .host_bytes = 4 << 20};
   config.placement = {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
   config.storage.paths = {argc > 1 ? argv[1] : "."};
-  if (argc > 2)
-    trace_start({.file = argv[2]});  // `sluice trace summary FILE` says what took how long
 
   ModelSpec model;  // a unit is what computation needs at a time: here, one layer
   model.units = {{"hidden", {{"hidden.slope_and_shift", {2, kWidth}}}},
@@ -71,9 +72,9 @@ int main(int argc, char** argv) try {
   Engine engine(config, model, *device);
   engine.set_last_words(
       [](const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
-  engine.initialize([](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
-    for (float& value : values)
-      value = std::sin(static_cast<float>(first++) * (tensor.unit == kHidden ? 7.7f : 3.3f)) / 4;
+  engine.initialize([](const TensorPlace& tensor, std::uint64_t at, std::span<float> values) {
+    const float spread = tensor.unit == kHidden ? 7.7f : 3.3f;
+    for (float& value : values) value = std::sin(static_cast<float>(at++) * spread) / 4;
   });
 
   Network network;

@@ -13,7 +13,7 @@ namespace {
 [[noreturn]] void refuse_object(std::string_view device, std::string_view kind, std::uint32_t id) {
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("{} {} does not exist on the device \"{}\"; it is empty, of another "
-                          "device, or destroyed",
+                          "device, or destroyed: give one that this device has made",
                           kind, id, device));
 }
 

@@ -1,7 +1,7 @@
 #include "gpu/device/host_event.h"
 
 #include <sluice/error.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 
 namespace sluice {
 

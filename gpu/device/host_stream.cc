@@ -9,7 +9,7 @@
 
 #include "base/float_environment.h"
 #include "base/named_thread.h"
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 
 namespace sluice {
 namespace {

@@ -53,10 +53,6 @@ struct DeviceUpdate {
   std::uint32_t* non_finite = nullptr;
 };
 
-// The number of elements in each leaf of the norm. The first leaf begins at the start of a unit
-// (cpu_optim/gradient_ops.h).
-inline constexpr std::uint64_t kDeviceLeafElements = 256;
-
 inline constexpr std::uint64_t kDigestBytes = 8192;
 
 class DeviceMath {

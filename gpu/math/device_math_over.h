@@ -29,7 +29,7 @@ class DeviceMathOver final : public DeviceMath {
   void norm_leaves(DType type, const void* gradient, std::uint64_t count, double* leaves,
                    StreamId stream) override {
     with_element_type(type, [&]<class T>(T*) {
-      launcher_.leaves(stream, (count + kDeviceLeafElements - 1) / kDeviceLeafElements,
+      launcher_.leaves(stream, (count + kNormLeafElements - 1) / kNormLeafElements,
                        NormLeavesBody<T>{static_cast<const T*>(gradient), count, leaves});
     });
   }

@@ -6,6 +6,7 @@
 
 #include "base/moment_codes.h"
 #include "base/moment_rounding.h"
+#include "base/norm_accumulator.h"
 #include "base/optimizer_math.h"
 #include "gpu/math/device_math.h"
 #include "gpu/math/kernel_elements.h"
@@ -64,9 +65,8 @@ struct NormLeavesBody {
   std::uint64_t count;
   double* leaves;
   SLUICE_HOST_DEVICE double lane(std::uint64_t leaf, unsigned lane) const {
-    const std::uint64_t begin = leaf * kDeviceLeafElements;
-    const std::uint64_t end =
-        begin + kDeviceLeafElements < count ? begin + kDeviceLeafElements : count;
+    const std::uint64_t begin = leaf * kNormLeafElements;
+    const std::uint64_t end = begin + kNormLeafElements < count ? begin + kNormLeafElements : count;
     double sum = 0;
     for (std::uint64_t i = begin + lane; i < end; i += 8) {
       const double value = static_cast<double>(load(gradient[i]));

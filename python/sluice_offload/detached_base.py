@@ -288,7 +288,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._shares = {id(share.parameter): share for share in shares}
         self._without_state, self._begun_elements = without, 0
         self._of_module.clear()
-        states = States(self._taken)
+        before = getattr(self, "_states", None)  # torch's own while the optimizer is made
+        states = States(self._taken, isinstance(before, States) and before.is_shown)
         has_step = self._has_step or self._state == "bf16"  # its rounding goes on from there
         for group in self.param_groups:
             for p in group["params"]:

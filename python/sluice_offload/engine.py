@@ -177,7 +177,8 @@ class Engine:
         self._norm_group: "Optional[tuple[Any, Any, int]]" = None  # what C calls lives here
         self._norm_failure: "Optional[BaseException]" = None
         self._config, self._units = json.dumps(config).encode(), units
-        self._figures = lib.Figures(loss=math.nan)
+        self.figures = lib.Figures(loss=math.nan)  # as show() was told them
+        self.last_loss = math.nan  # of the last step, where show() was told it
         self._is_shown = config.get("run", {}).get("status", "auto") != "off"
         self._create()
         Engine._all.add(self)
@@ -218,13 +219,12 @@ class Engine:
 
     def show(self, **figures: float) -> None:
         """Shows the training in `sluice top`, with these figures of lib.Figures beside those given before."""
-        if not self._is_shown:
-            return
-        new = lib.Figures.from_buffer_copy(self._figures)
+        new = lib.Figures.from_buffer_copy(self.figures)
         for name, value in figures.items():
             setattr(new, name, value)
-        self._lib.show_status(self._handle, C.byref(new))
-        self._figures = new
+        if self._is_shown:
+            self._lib.show_status(self._handle, C.byref(new))
+        self.figures = new
 
     def set_norm_group(self, add: "Callable[[torch.Tensor], None]", elsewhere: "Sequence[Member]") -> None:
         """Each step's norm is that of a group: `add` adds a tensor of int64 over it, in place. `elsewhere`: parameters that
@@ -468,7 +468,7 @@ class Engine:
         self._last_report, self._report = self.last_report(), lib.StepReport()
         with self._norm_group_failures():
             self._lib.finish_step(self._handle, C.byref(options), C.byref(self._report))
-        self._figures.loss = math.nan  # of one step alone
+        self.last_loss, self.figures.loss = float(self.figures.loss), math.nan  # of one step alone
         self.log_notes()
         return self._report
 

@@ -170,6 +170,16 @@ def _install() -> None:
 
     zero_grad.__doc__ = original_zero.__doc__
     nn.Module.zero_grad = zero_grad  # type: ignore[method-assign]
+    original_apply = nn.Module._apply
+
+    @functools.wraps(original_apply)
+    def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """to(), half() and the like. An update may be writing the values that they would copy."""
+        for reader in owners_of(self.parameters(), "_sluice_reader"):
+            reader.synchronize()
+        return original_apply(self, *args, **kwargs)
+
+    nn.Module._apply = _apply  # type: ignore[method-assign]
     wrapper: Any = torch.nn.parallel.DistributedDataParallel
     original_forward = wrapper.forward
 

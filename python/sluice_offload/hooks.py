@@ -908,7 +908,8 @@ class Walk:
                                 "inputs); to train, call the model where gradients are enabled")
         if gradient.is_sparse:
             gradient = gradient.to_dense()
-        gradient = gradient.detach()  # with create_graph=True it has a graph
+        if gradient.requires_grad:  # with create_graph=True it has a graph
+            gradient = gradient.detach()
         held = self.held.get(unit.index)
         if held is None or held.which != BACKWARD:
             self._waiting.append((unit, member, gradient))

@@ -13,9 +13,10 @@ NANOSECOND = 1e-9
 
 def log_steps(optimizer: OffloadOptimizer, log: "Callable[..., Any]") -> RemovableHandle:
     """Calls `log(figures, step=number)` behind every step of an offloaded model: `log_steps(optimizer, wandb.log)` is a hook for
-    Weights & Biases. `figures` maps names to numbers: learning rate, gradient norm, the time since the step before, and bytes
-    from and to storage by the names that `sluice train --tensorboard` gives them, and train/skipped, train/loss_scale and
-    speed/stall_s, which it does not have. A number that does not exist is left out: the norm of a skipped step, the first
+    Weights & Biases. `figures` maps names to numbers. Learning rate, gradient norm, the time since the step before, and bytes
+    from and to storage have the names that `sluice train --tensorboard` gives them. So have the loss, tokens per second,
+    operations per second and MFU, where optimizer.show() was told what they are made of. The command has no train/skipped,
+    train/loss_scale and speed/stall_s. A number that does not exist is left out: the norm of a skipped step, the first
     step's time. `step` counts updates and skipped steps, and goes up at every call. Each process calls its own `log`. The
     handle's remove() ends it."""
     last = {"report": optimizer.report, "at": None, "step": 0}
@@ -32,8 +33,22 @@ def log_steps(optimizer: OffloadOptimizer, log: "Callable[..., Any]") -> Removab
             figures["train/gradient_norm"] = report.gradient_norm
         if last["at"] is not None:
             figures["speed/step_s"] = now - last["at"]
+        figures |= _told(optimizer, figures.get("speed/step_s", 0))
         # The report's own number counts updates, so that a skipped step and the one behind it share theirs.
         last.update(report=report, at=now, step=max(last["step"] + 1, report.step))
         log(figures, step=last["step"])
 
     return optimizer.register_step_post_hook(tell)
+
+
+def _told(optimizer: OffloadOptimizer, seconds: float) -> "dict[str, float]":
+    """The figures of a step of `seconds` that are made of what show() was told; 0 seconds where they are not known."""
+    told, loss = optimizer._engine.figures, optimizer._engine.last_loss
+    figures = {"train/loss": loss} if math.isfinite(loss) else {}
+    if seconds > 0 and told.tokens > 0:
+        figures["speed/tokens_per_s"] = told.tokens / seconds
+        if told.flops_per_token > 0:
+            figures["speed/flops_per_s"] = told.flops_per_token * told.tokens / seconds
+            if told.peak_flops > 0:
+                figures["speed/mfu"] = figures["speed/flops_per_s"] / told.peak_flops
+    return figures

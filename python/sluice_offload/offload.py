@@ -28,6 +28,7 @@ from .keywords import explains_keywords
 from .optimizer import OffloadOptimizer
 from .processes import World, find_world, processes_of_host, require_member
 from .program_keys import warn_of_program_keys
+from .recordings import refuse_recordings
 from .state import Gatherer, hook_state_dict
 from .storage import Storages, UnitStorage
 from .units import Member, Unit, Units, find_units, rounded_text
@@ -137,6 +138,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         raise ArgumentError("offload(): lr and optimizer exclude each other; the optimizer's groups have their rates")
     _require_new(model)
     guards.require_free(model.parameters())
+    refuse_recordings(model)
     settings = read_config(config)
     require_no_deepspeed(settings)
     warn_of_memory(settings)

@@ -18,6 +18,10 @@ from .shares import Share, local_of, require_squares
 _MOVERS = ("lightning.fabric.utilities.optimizer", "lightning_fabric.utilities.optimizer")
 
 
+# torch.distributed.checkpoint's, which makes a step with gradients and an lr of zero where it finds no state.
+_INITIALIZES = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
+
+
 def _is_count(value: Any) -> bool:
     with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
         return int(value) >= 0
@@ -137,29 +141,38 @@ class Entry(MutableMapping[str, Any]):
 class States(MutableMapping[Any, Any]):
     """The entries by parameter. Assigning to one sets it. As torch's, it is empty until there is an update or something is assigned, since
     helpers as accelerate's prepare() copy what is in it. But the entry of any parameter is there for those who ask. `taken`: the
-    optimizer's, of parameters whose gradient is no longer in p.grad."""
+    optimizer's, of parameters whose gradient is no longer in p.grad. `is_shown`: entries are there though none has begun, since
+    torch.distributed.checkpoint has asked."""
 
-    def __init__(self, taken: "Collection[int]") -> None:
+    def __init__(self, taken: "Collection[int]", is_shown: bool = False) -> None:
         self._entries: "dict[Any, Entry]" = {}
         self._taken = taken
+        self.is_shown = is_shown
 
     @property
     def has_begun(self) -> bool:
         return any(entry.has_begun for entry in self._entries.values())
 
+    @property
+    def _has_entries(self) -> bool:
+        return self.is_shown or self.has_begun
+
     def __bool__(self) -> bool:
-        """True also where gradients have been taken. torch.distributed.checkpoint makes a step with zeros where there is neither a state
-        nor a gradient in p.grad, and leaves an lr of 0 behind where that step is refused."""
-        return len(self._taken) > 0 or self.has_begun
+        """True also where gradients have been taken, and for torch.distributed.checkpoint: it would otherwise make a step, which counts, and
+        leave an lr of 0 behind where that step is refused."""
+        if not self._taken and not self._has_entries:
+            asking = sys._getframe(1)
+            self.is_shown = (asking.f_globals.get("__name__"), asking.f_code.co_name) == _INITIALIZES
+        return len(self._taken) > 0 or self._has_entries
 
     def __len__(self) -> int:
-        return len(self._entries) if self.has_begun else 0
+        return len(self._entries) if self._has_entries else 0
 
     def __iter__(self) -> "Iterator[Any]":
-        return iter(self._entries if self.has_begun else ())
+        return iter(self._entries if self._has_entries else ())
 
     def __contains__(self, key: object) -> bool:
-        return key in self._entries and self.has_begun
+        return key in self._entries and self._has_entries
 
     def __getitem__(self, key: Any) -> Entry:
         return self._entries[key]
@@ -188,6 +201,7 @@ class States(MutableMapping[Any, Any]):
             raise ArgumentError(f"{len(others)} of the {len(values)} keys of the new state are not parameters of the optimizer")
         for parameter in values:  # all, before the first is changed
             self[parameter].check(values[parameter])
+        self.is_shown = False
         for parameter, entry in self._entries.items():
             entry.load(values[parameter] if parameter in values else {})
 

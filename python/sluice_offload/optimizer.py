@@ -305,10 +305,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def show(self, *, loss: "float | torch.Tensor | None" = None, tokens: Optional[int] = None, steps: Optional[int] = None,
              flops_per_token: Optional[float] = None, peak_flops: Optional[float] = None) -> None:
-        """Tells `sluice top` what only the program knows: the loss of the step that the next step() ends; the tokens of each step
-        over all processes, and the number of steps at the end; the operations of the model's products per token, and the peak
-        rate of all processes together, for TFLOP/s and MFU. The loss counts for one step, everything else until it is given
-        again. Costs a few microseconds."""
+        """Tells `sluice top` and log_steps() what only the program knows: the loss of the step that the next step() ends; the tokens of
+        each step over all processes, and the number of steps at the end; the operations of the model's products per token, and
+        the peak rate of all processes together, for TFLOP/s and MFU. The loss counts for one step, everything else until it is
+        given again. Costs a few microseconds."""
         figures: "dict[str, float]" = {}
         for name, value in (("tokens", tokens), ("steps", steps)):
             if value is not None:

@@ -126,10 +126,24 @@ def hidden(tensor):
         return bool((tensor.detach().contiguous().view(torch.uint8) == 255).all())
 
 
-def budgeted(config, model, device, host):
-    """Gives `config` budgets in KiB, of a quarter of parameters, gradients, masters and moments at most."""
-    state_bytes = 16 * sum(p.numel() for p in model.parameters() if p.requires_grad)  # in fp32
-    assert 4 * ((device + host) << 10) <= state_bytes, f"the state has {state_bytes >> 10} KiB"
+def without_keys(name, values):
+    """`values` of a parameter, without the keys' part of a bias of attention. That cancels in the softmax: its gradient is rounding alone,
+    which Adam makes as large as any."""
+    if not name.endswith(("in_proj_bias", "c_attn.bias")):
+        return values
+    queries, _, rest = values.chunk(3)
+    return torch.cat([queries, rest])
+
+
+def state_bytes(model, ranks=1):
+    """A rank's part of parameters, gradients, masters and moments, in any type of parameters; of frozen ones, their own bytes."""
+    return sum(16 * p.numel() if p.requires_grad else p.nbytes for p in model.parameters()) // ranks
+
+
+def budgeted(config, model, device, host, ranks=1):
+    """Gives `config` budgets in KiB, of a quarter of a rank's state at most."""
+    state = state_bytes(model, ranks)
+    assert 4 * ((device + host) << 10) <= state, f"the state has {state >> 10} KiB"
     config["memory"] = {"device": f"{device}KiB", "host": f"{host}KiB"}
     return config
 
@@ -144,7 +158,8 @@ def moves_as_planned(optimizer, micro_batches=1):
 
 
 def watch_steps(monkeypatch, micro_batches):
-    """Returns a list to which each later step adds whether its bytes were the plan's and not 0."""
+    """Returns a list to which each later step adds whether its bytes were the plan's and not 0. The plan for several micro-batches has each
+    unit once per pass; that for 1 is what the step before has taught, whatever it consisted of."""
     planned, step = [], OffloadOptimizer.step
 
     def watched(self, closure=None):

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import time
 
 import torch
 import torch._dynamo  # by torch's optimizers; in all ranks at once
@@ -40,22 +41,21 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Shards are uneven (101, 3) and empty (1, on the second of two ranks)."""
+    """Shards are uneven (1537, 2047, 101, 3) and empty (1, on the second of two ranks)."""
 
-    def __init__(self, hidden=(1536, 2048)):
+    def __init__(self, hidden=(1537, 2047), odd=101):
         super().__init__()
         torch.manual_seed(3)
         self.layers = nn.ModuleList(Layer(64, h) for h in hidden)
-        self.odd = nn.Linear(64, 101)
-        self.end = nn.Linear(101, 3)
+        self.odd = nn.Linear(64, odd)
+        self.end = nn.Linear(odd, 3)
         self.scale = nn.Parameter(torch.ones(1, 3))
 
     def forward(self, x):
         for layer in self.layers:
             x = layer(x)
-        if self.odd is None:
-            return x
-        return self.end(torch.relu(self.odd(x))) * self.scale
+        x = self.end(torch.relu(self.odd(x)))
+        return x if self.scale is None else x * self.scale
 
 
 def data(step, rank):
@@ -453,13 +453,16 @@ def ddp_state(folder):
                                               for (place, is_whole), sizes in found.items()}), flush=True)
 
 
-def compare(folder, distribute, rank, **options):
+def compare(folder, distribute, rank, start=None, steps=10, sets_whole=True, **options):
     """A model that `distribute` spreads, with our optimizer and with torch's; then through checkpoint's state dicts."""
-    start = Net()
-    models = [distribute(copy.deepcopy(start)) for _ in range(2)]
+    models = [distribute(copy.deepcopy(start or Net())) for _ in range(2)]
+    counts = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, models[0].layers[0].up.weight.to_local().numel())
+    assert start or len(set(counts)) > 1, counts
+    start = start or Net()
     ours = optim.AdamW(models[0].parameters(), lr=1e-3, config=config(folder), **options)
     theirs = torch.optim.AdamW(models[1].parameters(), lr=1e-3, foreach=False)
-    seen = [train(m, o, 10, rank, clip=None if o is ours and options else 0.5) for m, o in zip(models, (ours, theirs))]
+    seen = [train(m, o, steps, rank, clip=None if o is ours and options else 0.5) for m, o in zip(models, (ours, theirs))]
     for one, other in zip(*seen):
         for a, b in zip(one, other):
             assert abs(a - b) <= 2e-6 * abs(b), seen
@@ -475,10 +478,11 @@ def compare(folder, distribute, rank, **options):
     before = {name: copy.deepcopy(full(entry)) for name, entry in
               ((n, ours.state[p]["exp_avg_sq"]) for n, p in models[0].named_parameters())}
     set_optimizer_state_dict(models[0], ours, get_optimizer_state_dict(models[0], ours))
-    set_optimizer_state_dict(models[0], ours, saved, options=whole)
+    if sets_whole:
+        set_optimizer_state_dict(models[0], ours, saved, options=whole)
     for name, p in models[0].named_parameters():
         assert torch.equal(full(ours.state[p]["exp_avg_sq"]), before[name]), name
-        assert ours.state[p]["step"] == 10
+        assert ours.state[p]["step"] == steps
     ours.close()
 
 
@@ -489,10 +493,11 @@ def shard(model, mesh):
 
 
 def tensor_parallel(model, mesh):
-    """All of it, for torch does not clip over two meshes: without the linear layers at the end."""
-    model.odd = model.end = model.scale = None
-    for layer in model.layers:
-        parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    """All of it, for torch does not clip over two meshes: without the parameter at the end. The values between two layers stay a DTensor,
+    which knows that its shards are uneven."""
+    model.scale = None
+    for part, up, down in ((*((layer, "up", "down") for layer in model.layers), (model, "odd", "end"))):
+        parallelize_module(part, mesh, {up: ColwiseParallel(use_local_output=False), down: RowwiseParallel()})
     return model
 
 
@@ -539,6 +544,65 @@ def reshard(folder):
         optimizer.close()
 
 
+def kept(model, optimizer):
+    """Parameters, moments and counts, whole."""
+    found = {}
+    for name, p in model.named_parameters():
+        entry = optimizer.state[p]
+        found |= {f"{name}.{key}": full(values).detach().clone() for key, values in
+                  (("value", p), *((key, entry[key]) for key in ("step", "exp_avg", "exp_avg_sq")))}
+    return found
+
+
+def hand_over(path, model, optimizer, is_first):
+    """Saves the state, and what has to come out of it."""
+    state = kept(model, optimizer)
+    if is_first:
+        torch.save(state, f"{path}.whole")
+    checkpoint.save(states_of(model, optimizer), checkpoint_id=path)
+
+
+def take_over(path, model, optimizer):
+    """Waits for a state that hand_over() saves, and loads it, bit for bit."""
+    deadline = time.monotonic() + 60
+    while not os.path.exists(os.path.join(path, ".metadata")):  # written last
+        assert time.monotonic() < deadline, f"no checkpoint in {path}"
+        time.sleep(0.02)
+    load(path, model, optimizer)
+    found, expected = kept(model, optimizer), torch.load(f"{path}.whole")
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert torch.equal(found[name], values) and values.any(), name
+
+
+def fewer_ranks(folder):
+    """torch.distributed.checkpoint takes a state from two ranks to one, which trains on, and back: alone() is that one."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    rank = dist.get_rank()
+    for first, taken, given in ((0, None, "of two"), (5, "of one", None)):
+        model = shard(Net(), mesh)
+        optimizer = optim.AdamW(model.parameters(), lr=1e-3, config=config(folder))
+        if taken:
+            take_over(os.path.join(folder, taken), model, optimizer)
+        train(model, optimizer, 3, rank, first)
+        assert optimizer.state[model.scale]["step"] == first + 3
+        if given:
+            hand_over(os.path.join(folder, given), model, optimizer, rank == 0)
+        optimizer.close()
+
+
+def alone(folder):
+    """A process without a group."""
+    torch.set_num_threads(1)
+    model = Net()
+    optimizer = optim.AdamW(model.parameters(), lr=1e-3, config=config(folder, "200KiB"))
+    take_over(os.path.join(folder, "of two"), model, optimizer)
+    train(model, optimizer, 2, 0, first=3)
+    hand_over(os.path.join(folder, "of one"), model, optimizer, True)
+    optimizer.close()
+    print("passed: alone", flush=True)
+
+
 def switched(folder):
     """An optimizer of plain parameters, in whose groups the shards of FSDP2 are put before the first step, as accelerate does."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -570,16 +634,19 @@ def tp(folder):
 
 
 def fsdp_tp(folder):
+    """torch's distribute_tensor(), which takes whole states apart, ends with an AssertionError where both divide a dimension and a part is
+    smaller than another."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
+    for options in ({"sets_whole": False}, {"start": Net((1536, 2048), 128), "steps": 2}):
+        compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank(), **options)
 
 
-CASES = {"2": (ddp, ddp_state, disagreement, own_gradients, read_alone, buckets, joined, of_others, wrapped_before, misplaced, flat,
+CASES = {"2": (fewer_ranks, ddp, ddp_state, disagreement, own_gradients, read_alone, buckets, joined, of_others, wrapped_before, misplaced, flat,
                two_meshes, fsdp, reshard, switched, tp),
          "4": (hsdp, fsdp_tp), "4 copies": (ddp, ddp_state, two_meshes)}
 # torch 2.6's own FSDP2 fails in forward on the CPU, whose streams record no events there.
 FSDP_RUNS = hasattr(torch.cpu.Stream, "record_event")
-OF_FSDP = (flat, fsdp, reshard, switched, hsdp, fsdp_tp)
+OF_FSDP = (fewer_ranks, flat, fsdp, reshard, switched, hsdp, fsdp_tp)
 
 
 def cases(group):
@@ -605,6 +672,12 @@ def main():
         if (child := os.fork()) == 0:
             os.environ["RANK"] = str(rank)
             return run_rank()
+        ranks.append(child)
+    if fewer_ranks in cases(sys.argv[2]):
+        if (child := os.fork()) == 0:
+            del os.environ["WORLD_SIZE"]
+            alone(sys.argv[1])
+            os._exit(0)
         ranks.append(child)
     return sys.exit(any([os.waitpid(child, 0)[1] for child in ranks]))
 

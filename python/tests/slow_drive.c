@@ -1,7 +1,9 @@
 // A slow drive for a program that is started with this library in LD_PRELOAD: in each direction, one transfer at a time moves
-// SLOW_DRIVE_RATE bytes per second. While the file SLOW_DRIVE_HOLD exists, reads do not return.
+// SLOW_DRIVE_RATE bytes per second. While the file SLOW_DRIVE_HOLD exists, reads do not return. While SLOW_DRIVE_NO_READS or
+// SLOW_DRIVE_NO_WRITES exists, those transfers fail with EIO.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/types.h>
@@ -27,15 +29,26 @@ static void move(pthread_mutex_t* direction, ssize_t bytes) {
   pthread_mutex_unlock(direction);
 }
 
+static int is_there(const char* variable) {
+  const char* path = getenv(variable);
+  return path != NULL && access(path, F_OK) == 0;
+}
+
+static ssize_t failed(void) {
+  errno = EIO;
+  return -1;
+}
+
 static ssize_t slow_read(const char* name, int file, void* data, size_t bytes, off_t offset) {
-  const char* hold = getenv("SLOW_DRIVE_HOLD");
-  while (hold != NULL && access(hold, F_OK) == 0) sleep_ns(5000000);
+  while (is_there("SLOW_DRIVE_HOLD")) sleep_ns(5000000);
+  if (is_there("SLOW_DRIVE_NO_READS")) return failed();
   const ssize_t moved = ((read_function)dlsym(RTLD_NEXT, name))(file, data, bytes, offset);
   move(&reading, moved);
   return moved;
 }
 
 static ssize_t slow_write(const char* name, int file, const void* data, size_t bytes, off_t offset) {
+  if (is_there("SLOW_DRIVE_NO_WRITES")) return failed();
   const ssize_t moved = ((write_function)dlsym(RTLD_NEXT, name))(file, data, bytes, offset);
   move(&writing, moved);
   return moved;

@@ -4,6 +4,8 @@
                                      trace counts
     slow_drive.py interrupt FOLDER   interrupts a forward while the drive does not answer
     slow_drive.py announced FOLDER   the same in the acquire of an announced unit
+    slow_drive.py broken FOLDER      trains over a drive that fails in forward, backward and step(), and prints JSON with what was raised;
+                                     ends by an error that it does not catch
 """
 
 import copy
@@ -19,7 +21,7 @@ import time
 import torch
 
 import sluice_offload as sluice
-from conftest import Block, adamw, tiny, train
+from conftest import Block, adamw, batch, budgeted, tiny, train
 from sluice_offload import optim
 from test_announced import Expert, Mixture, train_torch
 from test_optim_modes import Wide
@@ -152,7 +154,71 @@ def announced(folder):
     print(json.dumps({"expected": expected, "actual": actual}))
 
 
+def fail(kind):
+    """From now on the drive fails in that direction."""
+    pathlib.Path(os.environ[f"SLOW_DRIVE_NO_{kind.upper()}"]).touch()
+
+
+def mend():
+    for kind in ("READS", "WRITES"):
+        pathlib.Path(os.environ[f"SLOW_DRIVE_NO_{kind}"]).unlink(missing_ok=True)
+
+
+def raised_by(call):
+    """The class and the words of what it raises; None where it raises nothing."""
+    try:
+        call()
+    except Exception as error:  # pylint: disable=broad-except
+        return type(error).__name__, str(error)
+    return None
+
+
+def break_in(where, kind, folder):
+    """A small training whose third step meets a drive that fails from `where` on. Returns the model, its optimizer and the place where
+    the failure came out, with what it was; a program may go on from there as it likes."""
+    model = tiny(width=128, layers=8)
+    settings = budgeted(settings_of(folder), model, 1344, 1344)
+    optimizer = sluice.offload(model, settings, units=[Block])
+    train(model, optimizer, 2)
+    loss = []
+    for name, call in (("forward", lambda: loss.append(model(*batch(2)))), ("backward", lambda: loss[0].backward()), ("step", optimizer.step)):
+        if name == where:
+            fail(kind)
+        found = raised_by(call)
+        if found is not None:
+            return model, optimizer, [name, *found]
+    return model, optimizer, ["nowhere", "", ""]
+
+
+def broken(folder):
+    results = {}
+    for where, kind in (("forward", "reads"), ("backward", "reads"), ("step", "reads"), ("step", "writes")):
+        model, optimizer, first = break_in(where, kind, folder)
+        again = [raised_by(call) for call in (lambda: model(*batch(3)), model.state_dict)]
+        results[f"{where}, {kind}"] = {"first": first, "again": again, "close": raised_by(optimizer.close)}
+        mend()
+    for kind in ("reads", "writes"):
+        model = Wide()
+        ours = optim.AdamW(model.parameters(), lr=1e-3, config=config(folder))
+        for _ in range(2):
+            model(torch.ones(4, 512)).sum().backward()
+            ours.step()
+        model(torch.ones(4, 512)).sum().backward()
+        fail(kind)
+        results[f"optim, {kind}"] = {"first": ["step", *(raised_by(ours.step) or ("", ""))], "again": [raised_by(ours.step)],
+                                     "close": raised_by(ours.close)}
+        mend()
+    print(json.dumps(results))
+    sys.stdout.flush()
+    model = tiny(width=128, layers=8)
+    optimizer = sluice.offload(model, budgeted(settings_of(folder), model, 1344, 1344), units=[Block])
+    train(model, optimizer, 2)
+    loss = model(*batch(2))
+    fail("reads")
+    loss.backward()  # nothing catches this
+
+
 if __name__ == "__main__":
     # A shell's background job ignores Ctrl-C, and with it all that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    {"modes": modes, "interrupt": interrupt, "announced": announced}[sys.argv[1]](sys.argv[2])
+    {"modes": modes, "interrupt": interrupt, "announced": announced, "broken": broken}[sys.argv[1]](sys.argv[2])

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import cures
 import pytest
@@ -24,6 +25,14 @@ def test_a_cure_and_its_tests_exist(row):
     for test in row["tests"]:
         file, name = test.split("::")
         assert f"def {name}(" in (pathlib.Path(cures.HERE) / file).read_text(encoding="utf-8")
+
+
+def test_the_page_has_a_row_for_each_test_and_no_other():
+    page = (cures.HERE.parents[1] / "docs/results/pytorch.md").read_text(encoding="utf-8")
+    section = page.split("\n## Traps\n")[1].split("\n## ")[0]
+    named = re.findall(r"^\| .* \| `(test_\w+)` \| .* \|$", section, re.MULTILINE) + re.findall(r"mutant `(\w+)`", section)
+    assert sorted(named) == sorted(name for row in cures.table() for name in (
+        [row["mutant"]] if "mutant" in row else [test.split("::")[1] for test in row["tests"]]))
 
 
 @pytest.mark.slow

@@ -138,11 +138,16 @@ class Layers(nn.Module):
         return self.second(self.first(x).relu())
 
 
+# torch 2.6 ends the process where it compiles again behind torch._dynamo.reset(), once a compiled module has been collected.
+COMPILED = []
+
+
 @pytest.mark.parametrize("is_other", [False, True])
 def test_a_model_that_ran_compiled_before_trains(config, is_other):
     """It, or another one of its class. torch would use graphs without hooks, and compute with no values."""
     model, x = Layers(), torch.randn(4, 48)
     compiled, before = torch.compile(model, backend="aot_eager"), model
+    COMPILED.append(compiled)
     if is_other:
         before = Layers()
         before.load_state_dict(model.state_dict())

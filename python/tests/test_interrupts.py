@@ -40,13 +40,14 @@ def test_an_interrupt_behind_any_call_leaves_an_optimizer_that_goes_on(config, t
     model, reference = tiny(layers=1), tiny(layers=1)
     optimizer = sluice.offload(model, config, units=[Block])
     engine, library = optimizer._engine, optimizer._engine._lib
-    swap = torch.UntypedStorage._swap_data_ptr_
+    swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)  # a torch without it is interrupted in the others
     met = set()
     for at in itertools.count(1):
         engine._lib = Interrupting(library, at)
         try:
             with monkeypatch.context() as patched:
-                patched.setattr(torch.UntypedStorage, "_swap_data_ptr_", engine._lib.behind("swap", swap))
+                if swap is not None:
+                    patched.setattr(torch.UntypedStorage, "_swap_data_ptr_", engine._lib.behind("swap", swap))
                 with torch.no_grad():
                     model(*batch(0))
                 train(model, optimizer, 1, first=engine.applied_step())
@@ -63,7 +64,8 @@ def test_an_interrupt_behind_any_call_leaves_an_optimizer_that_goes_on(config, t
         else:
             model(*batch(0)).backward()
             optimizer.zero_grad()
-    assert {"begin_inference", "end_inference", "begin_step", "raw_acquire", "raw_release", "finish_step", "next_note", "swap"} <= met
+    assert {"begin_inference", "end_inference", "begin_step", "raw_acquire", "raw_release", "finish_step", "next_note",
+            *([] if swap is None else ["swap"])} <= met
     twin = sluice.offload(reference, config, units=[Block])
     train(reference, twin, engine.applied_step())
     expected = reference.state_dict()

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 import sluice_offload as sluice
@@ -86,3 +87,39 @@ def test_numbers_go_up_over_skipped_steps(config):
     train(model, again, 2, first=4)
     assert [step for step, _ in resumed.rows] == [again.resumed_step + 1, again.resumed_step + 2] and again.resumed_step > 0
     again.close()
+
+
+@pytest.mark.parametrize("status", ["auto", "off"])
+def test_what_the_program_tells_is_logged_by_the_names_of_the_command(config, status):
+    """The peak is told behind the second step. The loss is of the step that it was told for."""
+    config["run"] = {"status": status}
+    run, model = Run(), tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    sluice.log_steps(optimizer, run.log)
+    optimizer.show(tokens=48, flops_per_token=1e6)
+    losses = []
+    for step in range(4):
+        if step == 2:
+            optimizer.show(peak_flops=1e9)
+        loss = model(*batch(step))
+        loss.backward()
+        if step < 2:
+            optimizer.show(loss=loss)
+        optimizer.step()
+        losses.append(loss.item())
+    rows = [figures for _, figures in run.rows]
+    assert [row.get("train/loss") for row in rows] == [*losses[:2], None, None]
+    assert not {"speed/tokens_per_s", "speed/flops_per_s", "speed/mfu"} & set(rows[0])  # there is no time yet
+    for step, row in enumerate(rows[1:], 1):
+        rate = 48 / row["speed/step_s"]
+        assert row["speed/tokens_per_s"] == rate
+        assert row["speed/flops_per_s"] == pytest.approx(1e6 * rate)
+        assert row.get("speed/mfu") == (pytest.approx(1e6 * rate / 1e9) if step >= 2 else None)
+
+    def closure():
+        loss = model(*batch(4))
+        loss.backward()
+        return loss
+    loss = optimizer.step(closure)
+    assert run.rows[-1][1]["train/loss"] == loss.item()
+    optimizer.close()

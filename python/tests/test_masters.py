@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sluice_offload as sluice
-from conftest import Block, batch, tiny
+from conftest import Block, batch, budgeted, moves_as_planned, tiny
 
 # Reads from standard input, in fp32 and fp64 of this machine: the numbers of elements and steps; learning rate, beta1, beta2,
 # epsilon, decay; the first masters; for each step the factor of the gradients and the gradients. Writes the last masters.
@@ -86,8 +86,10 @@ def test_masters_are_the_oracles(config, oracle, placement, overlap):
     config["precision"] = {"parameters": "bf16"}
     config["optimizer"] = {"learning_rate": 1e-3, "clip_norm": 0 if overlap == "eager" else 0.7, "weight_decay": 0.01, "overlap": overlap}
     config["placement"] = {"parameters": placement, "optimizer": "host" if placement == "device" else placement}
-    config["memory"] = {"device": "4MiB", "host": "16MiB"}
-    start = tiny(tied=False)
+    config["memory"] = {"device": "4MiB", "host": "16MiB"}  # which hold what is placed in them
+    start = tiny(tied=False, width=64, layers=8) if placement == "nvme" else tiny(tied=False)
+    if placement == "nvme":
+        budgeted(config, start, 300, 500)
     model = copy.deepcopy(start)
     seen = {name: [] for name, _ in start.named_parameters()}
     for name, p in model.named_parameters():  # hooks that come first see the gradient before the engine takes it
@@ -99,6 +101,11 @@ def test_masters_are_the_oracles(config, oracle, placement, overlap):
         optimizer.step()
         factors.append(optimizer.report.clip_factor)
         optimizer.zero_grad()
+        if placement == "nvme" and step > 0:
+            if overlap == "serial":
+                moves_as_planned(optimizer)
+            else:  # an update may go on in the next step
+                assert min(optimizer.report.nvme_read_bytes, optimizer.report.nvme_write_bytes) > 0
     assert (min(factors) < 1) == (overlap != "eager")
     engine, units = optimizer._engine, optimizer._walk.units
     members = [member for unit in units.units for member in unit.members]

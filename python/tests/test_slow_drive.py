@@ -1,9 +1,10 @@
-"""Updates beside backward and beside the next forward, counted from the trace on a throttled drive, and interrupts while a drive
-does not answer. Each in a program of its own (slow_drive.py), over the drive that slow_drive.c imitates."""
+"""Updates beside backward and beside the next forward, counted from the trace on a throttled drive, interrupts while a drive does not
+answer, and a drive that fails. Each in a program of its own (slow_drive.py), over the drive that slow_drive.c imitates."""
 
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -46,3 +47,22 @@ def test_when_updates_run_by_the_trace(drive, tmp_path):
 def test_interrupts_do_not_wait_for_the_drive(drive, tmp_path, program):
     losses = run(drive, tmp_path, program, SLOW_DRIVE_HOLD=str(tmp_path / "hold"))
     assert len(losses["actual"]) == 4 and worst(losses["actual"], losses["expected"]) <= 2e-6
+
+
+def test_a_drive_that_fails_is_an_error_of_storage_in_forward_backward_and_step(drive, tmp_path):
+    """It comes out of the call that meets it and names what was moved. The engine is stopped: later calls say it again, and neither close()
+    nor the end of a program that does not catch it waits for anything."""
+    broken = {f"SLOW_DRIVE_NO_{kind}": str(tmp_path / f"no {kind}") for kind in ("READS", "WRITES")}
+    ran = subprocess.run([sys.executable, "-B", str(HERE / "slow_drive.py"), "broken", str(tmp_path)], cwd=HERE, text=True,
+                         env={**os.environ, "LD_PRELOAD": str(drive), **broken}, capture_output=True, check=False, timeout=600)
+    assert ran.returncode == 1, ran.stderr
+    expected = r'(read|write) of (unit|the state of) ".*failed.*Input/output error; check the drive'
+    assert re.search("^sluice_offload.errors.StorageError: " + expected, ran.stderr.strip().splitlines()[-1]), ran.stderr
+    found = json.loads(ran.stdout)
+    assert list(found) == ["forward, reads", "backward, reads", "step, reads", "step, writes", "optim, reads", "optim, writes"]
+    for case, result in found.items():
+        where, kind, words = result["first"]
+        assert (where, kind) == (case.split(",")[0].replace("optim", "step"), "StorageError"), (case, result)
+        assert re.search(expected, words) and str(tmp_path) in words, words
+        for kind, said in [*result["again"], result["close"]]:
+            assert kind in ("StorageError", "SluiceError") and words in said, (case, result)

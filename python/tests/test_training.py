@@ -9,11 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import sluice_offload as sluice
-from conftest import Block, Tiny, adamw, batch, tiny, train, worst
-
-# The bias of attention's keys cancels in the softmax: its gradient is rounding alone, which Adam makes as large as any.
-KEY_BIAS = "attention.in_proj_bias"
-
+from conftest import Block, Tiny, adamw, batch, budgeted, moves_as_planned, tiny, train, without_keys, worst
 
 # Uses in a step of Tiny: seven modules with parameters, forward and backward, the head over the embedding's.
 USES = 14
@@ -23,18 +19,15 @@ def difference(model, reference, start):
     """||W - W_reference|| / ||W_reference - W_start||, over all tensors together but the keys' biases."""
     moved = apart = 0.0
     for name, value in model.state_dict().items():
-        if not name.endswith(KEY_BIAS):
-            apart += (value - reference[name]).double().norm().item() ** 2
-            moved += (reference[name] - start[name]).double().norm().item() ** 2
+        apart += without_keys(name, value - reference[name]).double().norm().item() ** 2
+        moved += without_keys(name, reference[name] - start[name]).double().norm().item() ** 2
     return (apart / moved) ** 0.5
 
 
 @pytest.mark.parametrize("storage", ["swap", "poke", "copy"])
 def test_fifty_steps_are_torchs(config, storage):
     reference = tiny(width=128, layers=8)
-    config["memory"] = {"device": "1344KiB", "host": "1344KiB"}
-    state_bytes = 16 * sum(parameter.numel() for parameter in reference.parameters())  # in fp32, gradients included
-    assert 4 * 2 * (1344 << 10) <= state_bytes
+    budgeted(config, reference, 1344, 1344)
     model, start = copy.deepcopy(reference), copy.deepcopy(reference.state_dict())
     losses, norms = train(reference, adamw(reference, config), 50, clip_norm=1.0)
     optimizer = sluice.offload(model, config, units=[Block], storage=storage)
@@ -43,10 +36,7 @@ def test_fifty_steps_are_torchs(config, storage):
         loss, norm = train(model, optimizer, 1, first=step)
         actual.append((loss[0], norm[0]))
         if step > 0:
-            assert optimizer.report.schedule_changes == 0
-            read, written = optimizer._engine.predicted_traffic()
-            assert optimizer.report.nvme_read_bytes == read > 0
-            assert optimizer.report.nvme_write_bytes == written > 0
+            moves_as_planned(optimizer)
     loss_difference = worst([loss for loss, _ in actual], losses)
     weight_difference = difference(model, reference.state_dict(), start)
     print(f"{storage}: worst relative loss {loss_difference:.1e}, weights {weight_difference:.1e}, "
@@ -195,8 +185,7 @@ def test_learning_rates_of_schedulers_and_groups(config):
             scheduler.step()
     expected = reference.state_dict()
     for name, value in model.state_dict().items():
-        if not name.endswith(KEY_BIAS):
-            assert (value - expected[name]).abs().max() <= 2e-6, name
+        assert without_keys(name, value - expected[name]).abs().max() <= 2e-6, name
 
 
 class Checkpointed(Tiny):

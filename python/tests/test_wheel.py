@@ -1,10 +1,12 @@
 """The parts of a wheel: files for every Python, and the licenses of the system's libraries in it."""
 
 import ast
+import email
 import importlib.util
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -102,6 +104,24 @@ def test_a_build_without_its_programs_says_how_to_get_them(backend, monkeypatch,
     (tmp_path / "strip").chmod(0o755)
     with pytest.raises(SystemExit, match="SLUICE_LIBRARY: .*/lib.so is no file"):
         backend.build_wheel(str(tmp_path))
+
+
+@pytest.mark.parametrize("cross", ["", "aarch64-linux-gnu"])
+def test_extras_are_in_the_metadata(backend, cross):
+    """pip reads them there. The text behind the headers stays one."""
+    told = email.message_from_string(backend._metadata(backend._project(), cross))
+    assert told["Name"] == "sluice-offload" and told["Requires-Python"] == ">=3.10" and told["Version"]
+    assert told.get_all("Provides-Extra") == ["transformers", "lightning", "accelerate"]
+    needed = told.get_all("Requires-Dist")
+    assert len(needed) == 3 and not any(one.startswith("torch") for one in needed)
+    assert f"transformers>={transformers_needed()}; extra == \"transformers\"" in needed
+    assert ("never run" in told.get_payload()) == bool(cross)
+
+
+def transformers_needed():
+    """The version below which sluice_offload.transformers refuses to be imported, which this process may not have."""
+    source = (TOOLS.parent / "python/sluice_offload/transformers.py").read_text(encoding="utf-8")
+    return re.search(r'^_NEEDED = "(\S+)"', source, re.MULTILINE).group(1)
 
 
 def test_the_documents_install_a_wheel_again():

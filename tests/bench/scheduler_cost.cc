@@ -20,7 +20,8 @@
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "io/io_queue.h"
@@ -117,7 +118,7 @@ void measure(const std::string& directory, std::uint64_t blocks, OverlapPolicy p
   }
   std::ranges::sort(run_ns);
   std::ranges::sort(wall_ns);
-  const auto count = static_cast<double>(engine.layout().blocks().size());
+  const auto count = static_cast<double>(layout_of(engine).blocks().size());
   fmt::print("{:<12} {:>9} {:>14.2f} [{:.2f}, {:.2f}] {:>14.3f}\n", name_of(policy), count,
              run_ns[kSteps / 2] / count / 1e3, run_ns.front() / count / 1e3,
              run_ns.back() / count / 1e3, wall_ns[kSteps / 2] / 1e9);

@@ -20,7 +20,8 @@
 #include <sluice/host_device.h>
 #include <sluice/plan.h>
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 
@@ -114,7 +115,7 @@ class Side {
     const Spread ratio = spread_of(ratios);
     fmt::print(
         "| {} | {} | {} | {:.3f} | {:.1f} | {:.1f} | {:.1f} | {:.1f} | {:.2f} [{:.2f}, {:.2f}] |\n",
-        shape.name, name_of(policy_), engine_->placement().lanes.count, construction_s_,
+        shape.name, name_of(policy_), placement_of(*engine_).lanes.count, construction_s_,
         step.median / 1e6, step.median / uses() / 1e3, spread_of(cpu_ns).median / 1e3,
         spread_of(switches).median, ratio.median, ratio.low, ratio.high);
   }
@@ -169,7 +170,7 @@ int main(int count, char** words) {
       {"1,000 units of 30, on storage, little memory", 1000, 30, 2_MiB},
       {"1,000 units of 30, in memory", 1000, 30, 64_MiB, TierChoice::kHost},
       {"16,000 units of 30, in memory", 16000, 30, 512_MiB, TierChoice::kHost},
-      {"8 units of 32 blocks of 4,096, on storage, one lane", 8, 32 * 4096, 3_MiB},
+      {"8 units of 32 blocks of 4,096, on storage, little memory", 8, 32 * 4096, 3_MiB},
   };
   for (const Shape& shape : shapes) measure(shape, directory, rounds);
 }

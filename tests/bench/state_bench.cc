@@ -196,7 +196,7 @@ class StateBench {
   // Masters need both planes of each block, so this reads all bytes of the state.
   void read_all(Engine& engine) const {
     std::vector<float> values(kUnitElements);
-    for (const TensorPlace& tensor : engine.layout().tensors())
+    for (const TensorPlace& tensor : engine.tensors())
       engine.read_state(tensor.id, StateKind::kMaster, 0,
                         std::as_writable_bytes(std::span(values)));
   }

@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 
 namespace sluice {
 namespace {

@@ -93,6 +93,11 @@ TEST_F(CpuOptimizerTest, GradientOperationsGiveTheSameBits) {
     NormAccumulator norm;
     optimizer.add_squared_norm(DType::kFp32, actual.data(), kCount, norm);
     EXPECT_EQ(norm.sum_of_squares(), expected_norm.sum_of_squares()) << threads;
+    actual = start;
+    NormAccumulator fused;
+    optimizer.accumulate_with_norm(DType::kFp32, actual.data(), source.data(), kCount, fused);
+    EXPECT_EQ(actual, expected) << threads;
+    EXPECT_EQ(fused.words(), expected_norm.words()) << threads;
     // Adds to what is there, and a bad value anywhere is seen.
     optimizer.add_squared_norm(DType::kFp32, actual.data(), kCount, norm);
     EXPECT_EQ(norm.sum_of_squares(), 2 * expected_norm.sum_of_squares()) << threads;

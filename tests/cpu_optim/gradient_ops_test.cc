@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "cpu_optim/gradient_ops.h"
 #include "cpu_optim/simd_kernels.h"
@@ -201,6 +202,35 @@ TEST(SquaredNorm, ReportsNonFinite) {
         NormAccumulator total;
         kernels.add_squared_norm(DType::kFp32, gradient.data(), gradient.size(), total);
         EXPECT_FALSE(total.finite()) << kernels.target_name << " " << place;
+      }
+    }
+  }
+}
+
+// Bytes and words, so of zeros and NaNs too; and it adds to the norm that is there.
+TEST(AccumulateWithNorm, GivesTheBitsOfTwoPasses) {
+  for (const DType dtype : kDtypes) {
+    for (const Values values : {Values::kOrdinary, Values::kAny}) {
+      for (const std::uint64_t count :
+           {0u, 1u, 7u, 255u, 256u, 257u, 2047u, 2048u, 2049u, 4096u, 6143u, 100'001u}) {
+        for (const std::uint64_t offset : {0u, 1u, 3u}) {
+          Gradient expected(count + offset, values, 5);
+          Gradient actual = expected;
+          Gradient source(count + offset, values, 6);
+          NormAccumulator expected_norm;
+          add_squared_norm(dtype, source.at(dtype, 0), values == Values::kAny ? 0 : count,
+                           expected_norm);
+          NormAccumulator norm = expected_norm;
+          accumulate_gradient(dtype, expected.at(dtype, offset), source.at(dtype, offset), count);
+          add_squared_norm(dtype, expected.at(dtype, offset), count, expected_norm);
+          accumulate_with_norm(dtype, actual.at(dtype, offset), source.at(dtype, offset), count,
+                               norm);
+          const std::uint64_t size_bytes = (count + offset) * size_of(dtype);
+          EXPECT_TRUE(size_bytes == 0 ||
+                      std::memcmp(actual.at(dtype, 0), expected.at(dtype, 0), size_bytes) == 0)
+              << name_of(dtype) << ", " << count;
+          EXPECT_EQ(norm.words(), expected_norm.words()) << name_of(dtype) << ", " << count;
+        }
       }
     }
   }

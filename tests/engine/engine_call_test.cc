@@ -8,6 +8,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
@@ -54,12 +55,12 @@ TEST_F(EngineCall, ATensorThatDoesNotExist) {
     expect_refused({"tensor " + std::to_string(id) + " does not exist", "the model has 15"}, [&] {
       engine_.read_state(TensorId{id}, StateKind::kMaster, 0, std::span(bytes_).first(4));
     });
-    EXPECT_THROW((void)engine_.layout().tensor(TensorId{id}), Error);
+    EXPECT_THROW((void)layout_of(engine_).tensor(TensorId{id}), Error);
   }
-  EXPECT_THROW((void)engine_.layout().unit(UnitId{6}), Error);
-  EXPECT_THROW((void)engine_.layout().tensors_of(UnitId{6}), Error);
-  EXPECT_THROW((void)engine_.layout().blocks_of(UnitId{6}), Error);
-  EXPECT_THROW((void)engine_.layout().block(BlockId{12345}), Error);
+  EXPECT_THROW((void)layout_of(engine_).unit(UnitId{6}), Error);
+  EXPECT_THROW((void)layout_of(engine_).tensors_of(UnitId{6}), Error);
+  EXPECT_THROW((void)layout_of(engine_).blocks_of(UnitId{6}), Error);
+  EXPECT_THROW((void)layout_of(engine_).block(BlockId{12345}), Error);
   train_a_step();
 }
 
@@ -76,7 +77,7 @@ TEST_F(EngineCall, AReadThatDoesNotFitItsTensor) {
 }
 
 TEST_F(EngineCall, AMomentOfAFrozenTensor) {
-  const TensorId frozen = engine_.layout().tensors_of(UnitId{2})[1].id;
+  const TensorId frozen = layout_of(engine_).tensors_of(UnitId{2})[1].id;
   for (const StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq})
     expect_refused({"\"h.1.fc\"", "frozen", "\"h.1\""},
                    [&] { engine_.read_state(frozen, kind, 0, std::span(bytes_).first(4)); });

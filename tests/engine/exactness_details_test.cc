@@ -42,7 +42,7 @@ TEST(ExactnessOfReads, ReadingBetweenStepsSeesEachStep) {
   Engine engine(config, model, *device);
   engine.initialize(toy_values());
   const Stream stream(*device, "compute");
-  const TensorPlace& scale = engine.layout().tensors().back();
+  const TensorPlace& scale = engine.tensors().back();
   ASSERT_EQ(scale.name, "scale");
   const auto read = [&] {
     float master = 0;

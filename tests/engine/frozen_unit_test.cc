@@ -8,6 +8,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "tests/support/same_training.h"
@@ -99,15 +100,16 @@ TEST(FrozenUnits, TakeNoRoomButForTheirParameters) {
   std::uint64_t gradients = 0;
   std::uint64_t records = 0;
   for (const std::uint32_t unit : {1u, 2u}) {
-    elements += all.layout().units()[unit].element_count;
-    gradients += (all.layout().unit_gradient_bytes(UnitId{unit}) + 4095) / 4096 * 4096;
-    for (const BlockPlace& block : all.layout().blocks_of(UnitId{unit}))
-      records += all.layout().record_slot_bytes(block.id);
+    elements += layout_of(all).units()[unit].element_count;
+    gradients += (layout_of(all).unit_gradient_bytes(UnitId{unit}) + 4095) / 4096 * 4096;
+    for (const BlockPlace& block : layout_of(all).blocks_of(UnitId{unit}))
+      records += layout_of(all).record_slot_bytes(block.id);
   }
-  EXPECT_EQ(all.placement().gradient_set_bytes - some.placement().gradient_set_bytes, gradients);
-  EXPECT_EQ(all.placement().nvme_record_bytes - some.placement().nvme_record_bytes, records);
-  EXPECT_EQ(all.placement().nvme_parameter_bytes, some.placement().nvme_parameter_bytes);
-  EXPECT_EQ(all.layout().state_bytes() - some.layout().state_bytes(), elements * 10);
+  EXPECT_EQ(placement_of(all).gradient_set_bytes - placement_of(some).gradient_set_bytes,
+            gradients);
+  EXPECT_EQ(placement_of(all).nvme_record_bytes - placement_of(some).nvme_record_bytes, records);
+  EXPECT_EQ(placement_of(all).nvme_parameter_bytes, placement_of(some).nvme_parameter_bytes);
+  EXPECT_EQ(layout_of(all).state_bytes() - layout_of(some).state_bytes(), elements * 10);
 }
 
 // No gradient follows the work under such a lease, and the next step overwrites what it reads.

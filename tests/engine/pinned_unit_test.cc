@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "tests/engine/ranks/rank_threads.h"
@@ -59,9 +60,9 @@ TEST_F(PinnedUnit, ChangesNoBit) {
             .steps = 3, .evaluate = true, .frozen_units = frozen, .size = ToySize::kSmall};
         const auto device = make_host_device({.memory_bytes = kDeviceBytes});
         Engine engine(config_, model, *device);
-        const Layout& layout = engine.layout();
+        const Layout& layout = layout_of(engine);
         for (const std::uint32_t unit : {2u, 4u})
-          EXPECT_TRUE(engine.placement().unit_is_on_device(layout.unit(UnitId{unit})));
+          EXPECT_TRUE(placement_of(engine).unit_is_on_device(layout.unit(UnitId{unit})));
         EXPECT_TRUE(same_training(run_toy(engine, model, *device, config_, options),
                                   toy_oracle(config_, options)));
       }
@@ -75,7 +76,7 @@ TEST_F(PinnedUnit, DoesNotKeepAutoFromSpeculating) {
   config_.optimizer.clip_norm = 1;
   const auto device = make_host_device({.memory_bytes = kDeviceBytes});
   const Engine engine(config_, pinned_model({4}), *device);
-  EXPECT_GT(engine.placement().shadow_bytes, 0u);
+  EXPECT_GT(placement_of(engine).shadow_bytes, 0u);
 }
 
 // Held from the first use to the last, with one lease for all other units.
@@ -89,7 +90,7 @@ TEST_F(PinnedUnit, ItsLeaseLastsThroughTheStep) {
     Engine engine(config_, model, *device);
     engine.initialize(toy_values());
     const Stream stream(*device, "compute");
-    const std::size_t bytes = engine.layout().unit_parameter_bytes(UnitId{4});
+    const std::size_t bytes = layout_of(engine).unit_parameter_bytes(UnitId{4});
     std::vector<std::byte> before;
     for (int i = 0; i < 3; ++i) {
       Step step = engine.begin_step({.learning_rate = 1e-2});
@@ -148,7 +149,7 @@ TEST_F(PinnedUnit, ABudgetThatIsTooSmallForItIsRefusedWithOneThatWorks) {
   const std::uint64_t plain = least(pinned_model({})), pinned = least(pinned_model({4}));
   config_.memory.device_bytes = pinned;
   const Engine engine(config_, pinned_model({4}), *device);
-  EXPECT_LE(pinned, plain + engine.layout().unit_parameter_bytes(UnitId{4}) + 8_KiB);
+  EXPECT_LE(pinned, plain + layout_of(engine).unit_parameter_bytes(UnitId{4}) + 8_KiB);
   EXPECT_GT(pinned, plain);
 }
 
@@ -167,7 +168,7 @@ TEST_F(PinnedUnit, IsWholeOnEveryRank) {
         const auto device = make_host_device({.memory_bytes = 64_MiB});
         const auto collectives = world.join(rank, *device);
         Engine engine(config, model, *device, collectives.get());
-        EXPECT_TRUE(engine.placement().unit_is_on_device(engine.layout().unit(UnitId{4})));
+        EXPECT_TRUE(placement_of(engine).unit_is_on_device(layout_of(engine).unit(UnitId{4})));
         ToyOptions own = options;
         own.rank = rank;
         EXPECT_TRUE(same_training(run_toy(engine, model, *device, config, own), expected))

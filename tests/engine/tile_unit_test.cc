@@ -53,7 +53,7 @@ std::vector<std::byte> train_tiles(std::uint64_t tiles) {
     EXPECT_LT(step.finish().clip_factor, 1);
   }
   std::vector<std::byte> masters(kRows * kColumns * sizeof(float));
-  for (const TensorPlace& tensor : engine.layout().tensors())
+  for (const TensorPlace& tensor : engine.tensors())
     engine.read_state(
         tensor.id, StateKind::kMaster, 0,
         std::span(masters).subspan(index_of(tensor.unit) * tile_elements * sizeof(float),

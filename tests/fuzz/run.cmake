@@ -6,7 +6,7 @@ set(checkpoint_files_sources
 set(commit_record_sources
   io/checksum.cc engine/store/commit_choice.cc engine/store/commit_format.cc engine/store/commit_record.cc)
 set(trace_reader_sources
-  engine/run/step_timeline.cc base/trace/nvtx_absent.cc base/trace/trace.cc base/trace/trace_clock.cc base/trace/trace_format.cc base/trace/trace_writer.cc
+  engine/run/step_timeline.cc base/trace/nvtx_absent.cc base/trace/trace_recorder.cc base/trace/trace_clock.cc base/trace/trace_format.cc base/trace/trace_writer.cc
   tools/trace/interval_set.cc tools/trace/trace_advice.cc tools/trace/trace_analysis.cc tools/trace/trace_causes.cc tools/trace/trace_engine.cc tools/trace/trace_open_spans.cc tools/trace/trace_ranks.cc tools/trace/trace_reader.cc tools/trace/trace_steps.cc tools/trace/trace_summary.cc)
 set(sources ${base_sources} ${${TARGET}_sources})
 list(TRANSFORM sources PREPEND ${SOURCE}/)

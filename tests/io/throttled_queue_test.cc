@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "io/write_cache_model.h"
 #include "tests/contract/io_queue_contract.h"
 

@@ -31,7 +31,7 @@ class Folder(unittest.TestCase):
 
 
 class Parts(Folder):
-    """tools/test.sh with other scripts in the place of those that its parts "twice" and "roots" call."""
+    """tools/test.sh with other scripts in the place of those that its parts "twice" and "roots-I" call."""
 
     def setUp(self):
         super().setUp()
@@ -50,23 +50,59 @@ class Parts(Folder):
 
     def test_each_runs_whatever_fails_before(self):
         self.script("reproducible.sh", "false\nexit 3")
-        done = self.parts("twice", "roots")
+        done = self.parts("twice", "roots-1")
         self.assertEqual(done.returncode, 1)
         self.assertIn("roots began", done.stdout)
         self.assertIn("parts that failed: twice", done.stdout)
-        done = self.parts("roots")
-        self.assertEqual((done.returncode, "these parts passed: roots" in done.stdout), (0, True), done)
+        done = self.parts("roots-1")
+        self.assertEqual((done.returncode, done.stdout.endswith("these parts passed: roots-1\n")), (0, True), done)
 
     def test_a_command_that_fails_ends_its_part(self):
         self.script("reproducible.sh", "exit 0")
         (self.folder / "tools/install_trial.sh").unlink()
         self.assertEqual(self.parts("twice").returncode, 0)
-        self.assertEqual(self.parts("roots").returncode, 1)
+        self.assertEqual(self.parts("roots-1").returncode, 1)
+
+    def test_what_cannot_be_tried_is_named_in_the_end_and_has_not_passed(self):
+        self.script("reproducible.sh", "exit 0")
+        for said, named in (("echo SKIPPED: deb: no network; echo SKIPPED: tasks: no network", ["roots-1: deb: no network", "roots-1: tasks: no network"]),
+                            ("", ["roots-1: build/roots-1.log says why"])):
+            self.script("install_trial.sh", f"{said}\nexit 77")
+            done = self.parts("roots-1", "twice")
+            self.assertEqual(done.returncode, 77, done)
+            end = done.stdout[done.stdout.index("these parts passed"):].splitlines()
+            self.assertEqual(end[0], "these parts passed: twice")
+            self.assertRegex(end[2], "NOT TRIED")
+            self.assertEqual([line.strip() for line in end[3:]], named)
+        # Beside a failure, too, which decides.
+        self.script("install_trial.sh", "echo SKIPPED: noble: no network\nexit 1")
+        done = self.parts("roots-4")
+        self.assertEqual(done.returncode, 1, done)
+        self.assertRegex(done.stdout, r"NOT TRIED.*\n +roots-4: noble: no network\n(?s:.*)parts that failed: roots-4")
+
+    def names(self):
+        return run("tools/test.sh", "--part", "none", cwd=self.folder).stderr.split(": ")[-1].split()
+
+    def test_each_is_in_the_list_of_help(self):
+        """`NAME-I` stands for pieces 1 to the number that its line names."""
+        listed = []
+        for name, about in re.findall(r"^  ([a-z]+(?:-I)?) +(.+)$", run("tools/test.sh", "--help", cwd=self.folder).stdout, re.MULTILINE):
+            pieces = re.match(r"piece I of 1 to (\d+) of", about)
+            self.assertEqual(bool(pieces), name.endswith("-I"), name)
+            listed += [f"{name[:-1]}{piece}" for piece in range(1, int(pieces[1]) + 1)] if pieces else [name]
+        self.assertEqual(listed, self.names())
+
+    def test_each_way_to_install_is_in_one_piece(self):
+        ways = re.search(r"^ways=\((.+)\)$", (ROOT / "tools/install_trial.sh").read_text(encoding="utf-8"), re.MULTILINE)[1].split()
+        self.script("install_trial.sh", 'echo "tried: $*"')
+        done = self.parts(*(name for name in self.names() if name.startswith("roots-")))
+        self.assertEqual(done.returncode, 0, done)
+        self.assertEqual(sorted(re.findall("--only ([a-z0-9]+)", done.stdout)), sorted(ways))
 
     def test_ctrl_c_ends_all(self):
         """Also where the program that it hits ends with a status of its own, as pytest does."""
         self.script("reproducible.sh", "trap 'exit 2' INT\ntouch begun\nfor i in 1 2 3 4 5 6 7 8 9; do sleep 1; done")
-        command = ["tools/test.sh", "--part", "twice", "--part", "roots"]
+        command = ["tools/test.sh", "--part", "twice", "--part", "roots-1"]
         # The signal may be ignored where the tests were started.
         with subprocess.Popen(command, cwd=self.folder, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as running:
@@ -78,11 +114,63 @@ class Parts(Folder):
         self.assertNotIn("roots began", said)
 
     def test_wrong_options(self):
-        for words in (["--part"], ["--part", "alone twice"], ["--part", "mutants-0"], ["--slow", "--part", "roots"], ["--jobs", "0"],
-                      ["--cases", "x"]):
+        for words in (["--part"], ["--part", "alone twice"], ["--part", "mutants-0"], ["--part", "roots"], ["--part", "roots-0"],
+                      ["--slow", "--part", "roots-1"], ["--jobs", "0"], ["--cases", "x"]):
             with self.subTest(words=words):
                 done = run("tools/test.sh", *words, cwd=self.folder)
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done)
+
+
+class Trial(Folder):
+    """tools/install_trial.sh where some or all ways cannot be tried."""
+
+    def setUp(self):
+        super().setUp()
+        for name in ("tools", "bin"):
+            (self.folder / name).mkdir()
+        shutil.copy(ROOT / "tools/install_trial.sh", self.folder / "tools")
+
+    def program(self, name, text):
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    def trial(self, *ways, path=os.environ["PATH"]):
+        words = [word for way in ways for word in ("--only", way)]
+        return run("tools/install_trial.sh", *words, "--output", self.folder / "page.md", cwd=self.folder,
+                   env={**os.environ, "PATH": f"{self.folder / 'bin'}:{path}"})
+
+    def test_no_way_can_be_tried(self):
+        (self.folder / "bare").mkdir()
+        for name in ("bash", "dirname", "realpath"):
+            (self.folder / "bare" / name).symlink_to(shutil.which(name))
+        for program, why in ((None, "debootstrap is not installed"), ("debootstrap", "wget is not installed"), ("wget", "xz is not installed"),
+                             ("xz", "cannot be reached" if os.geteuid() == 0 else "needs root")):
+            if program is not None:
+                self.program(program, "exit 4")
+            done = self.trial("deb", "noble", path=str(self.folder / "bare"))
+            self.assertEqual(done.returncode, 77, done)
+            for line, way in zip(done.stdout.splitlines()[-2:], ("deb", "noble")):
+                self.assertTrue(line.startswith(f"SKIPPED: {way}: ") and why in line, done)
+
+    @unittest.skipIf(os.geteuid() != 0, "needs root")
+    @unittest.skipIf(os.path.exists("/usr/share/keyrings/ubuntu-archive-keyring.gpg"), "here, Ubuntu's keys are no reason")
+    def test_one_way_cannot_be_tried(self):
+        """The page keeps what it had of it; a way that fails beside it decides."""
+        self.program("debootstrap", "echo no such suite; exit 1")
+        self.program("xz", "cat")
+        self.program("wget", 'case "$*" in *deb.debian.org*) exit 0 ;; esac; exit 4')
+        self.program("git", 'case $1 in archive) tar -cT /dev/null ;; *) echo 1234567 ;; esac')
+        before = "## From source on Ubuntu 24.04\n\n| command | seconds | result | last line |\n|---|---|---|---|\n| `before` | 1 | passed | ` ` |\n"
+        (self.folder / "page.md").write_text(before, encoding="utf-8")
+        done = self.trial("noble")
+        self.assertEqual((done.returncode, done.stdout.splitlines()[-1].startswith("SKIPPED: noble: https://")), (77, True), done)
+        page = (self.folder / "page.md").read_text(encoding="utf-8")
+        self.assertIn(before, page)
+        self.assertNotIn("at commit", page)
+        done = self.trial("noble", "clang")
+        self.assertEqual((done.returncode, done.stdout.splitlines()[-1].startswith("SKIPPED: noble: https://")), (1, True), done)
+        self.assertRegex((self.folder / "page.md").read_text(encoding="utf-8"), r"bookworm` \| \d+ \| \*\*failed")
 
 
 class Folders(Folder):
@@ -160,18 +248,32 @@ class Packages(unittest.TestCase):
     """tools/packages.txt, from which tools/test.sh prepares a machine."""
 
     # Debian's packages of programs with other names than theirs; None: every Debian has them, or only a driver brings them.
-    PACKAGES = {"node": "nodejs", "groff": "groff-base", "ip": "iproute2", "mpirun": "openmpi-bin", "bash": None, "prlimit": None, "setpriv": None,
-                "unshare": None, "nvidia-smi": None}
+    PACKAGES = {"node": "nodejs", "groff": "groff-base", "ip": "iproute2", "mpirun": "openmpi-bin", "xz": "xz-utils", "pip": "python3-pip",
+                "venv": "python3-venv", "bash": None, "prlimit": None, "setpriv": None, "unshare": None, "nvidia-smi": None,
+                "compute-sanitizer": None, "trace_processor_shell": None}  # the last is in no package of Debian
+    OF_SLOW_TESTS = {"bible": "bible-kjv"}  # programs that these alone look for
+
+    def listed(self, *sets):
+        lines = [line.split() for line in (ROOT / "tools/packages.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+        return {package for packages, of in lines if of in sets for package in packages.split("|")}
 
     def test_programs_without_which_tests_are_skipped_are_listed(self):
-        lines = [line.split() for line in (ROOT / "tools/packages.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-        listed = {package for packages, of in lines if of in ("run", "test") for package in packages.split("|")}
         programs = set()
         for path in [*ROOT.glob("tests/tools/cli/*.py"), *ROOT.glob("tests/campaigns/*.py")]:
             programs |= set(re.findall(r'(?:shutil\.which|self\.check_shell)\("([^"]+)"', path.read_text(encoding="utf-8")))
         self.assertGreater(len(programs), 10)
-        wanted = {self.PACKAGES.get(program, program) for program in programs} - {None}
-        self.assertEqual(wanted - listed, set())
+        wanted = {self.PACKAGES.get(program, program) for program in programs - set(self.OF_SLOW_TESTS)} - {None}
+        self.assertEqual(wanted - self.listed("run", "test"), set())
+
+    def test_programs_without_which_slow_parts_are_skipped_are_listed(self):
+        trial = (ROOT / "tools/install_trial.sh").read_text(encoding="utf-8")
+        programs = set(re.search(r"^for program in (.+); do\n  command -v", trial, re.MULTILINE)[1].split())
+        self.assertIn("debootstrap", programs)
+        for path in ROOT.glob("tests/tools/cli/*.py"):  # Python's own modules that Debian has packages of
+            programs |= set(re.findall(r'sys\.executable, "-m", "(pip|venv)"', path.read_text(encoding="utf-8")))
+        self.assertIn("pip", programs)
+        wanted = {self.PACKAGES.get(program, program) for program in programs} | set(self.OF_SLOW_TESTS.values())
+        self.assertEqual(wanted - self.listed("run", "test", "slow"), set())
 
 
 class Paths(Folder):

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <sluice/engine.h>
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 
 namespace sluice::test {
@@ -20,10 +21,10 @@ class MemorySource final : public StateSource {
  public:
   // All ranks take part in this call.
   explicit MemorySource(Engine& engine) : position_(engine.position()) {
-    for (const TensorPlace& tensor : engine.layout().tensors()) {
+    for (const TensorPlace& tensor : engine.tensors()) {
       for (const StateKind kind : kSourceKinds) {
         std::vector<float> values(tensor.element_count);
-        if (kind == StateKind::kMaster || !engine.layout().unit(tensor.unit).is_frozen)
+        if (kind == StateKind::kMaster || !layout_of(engine).unit(tensor.unit).is_frozen)
           engine.read_state(tensor.id, kind, 0, std::as_writable_bytes(std::span(values)));
         values_[{tensor.name, kind}] = std::move(values);
       }

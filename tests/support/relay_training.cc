@@ -49,7 +49,7 @@ Relay::Relay(const Config& config, const ModelSpec& model, std::uint32_t streams
   activations_ = std::make_unique<ActivationRelay>(*device_, model_.boundary_bytes);
   for (std::uint32_t i = 0; i < streams; ++i) streams_.emplace_back(*device_, "compute");
   engine_->initialize(toy_values());
-  for (const TensorPlace& tensor : engine_->layout().tensors())
+  for (const TensorPlace& tensor : engine_->tensors())
     toy_values()(tensor, 0, masters_.emplace_back(kUnitElements));
 }
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "tests/support/activation_relay.h"
-#include "tests/support/elements.h"
 #include "tests/support/toy_training.h"
+#include "tests/support/typed_elements.h"
 
 namespace sluice::test {
 

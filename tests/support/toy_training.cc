@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "tests/support/activation_relay.h"
 #include "tests/support/evaluated_batches.h"
@@ -80,32 +81,37 @@ InitialValues toy_values() {
   };
 }
 
-Config toy_config(const std::string& path) {
+Config config_of_environment() {
   Config config;
-  config.storage.paths = {path};
-  config.storage.block_elements = 4096;
-  config.memory.host_bytes = 64_MiB;
-  config.threads = 2;
   const char* const unified = std::getenv("SLUICE_TEST_UNIFIED");
   if (unified != nullptr && std::string_view(unified) == "off")
     config.memory.unified = UnifiedMemory::kOff;
   const char* const guard = std::getenv("SLUICE_TEST_GUARD");
   if (guard != nullptr && std::string_view(guard) == "on") config.memory.guard = GuardMode::kOn;
+  return config;
+}
+
+Config toy_config(const std::string& path) {
+  Config config = config_of_environment();
+  config.storage.paths = {path};
+  config.storage.block_elements = 4096;
+  config.memory.host_bytes = 64_MiB;
+  config.threads = 2;
   config.optimizer.adam = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
   return config;
 }
 
 StateBytes read_state(Engine& engine) {
   StateBytes state;
-  for (const TensorPlace& tensor : engine.layout().tensors()) {
+  for (const TensorPlace& tensor : engine.tensors()) {
     for (const StateKind kind :
          {StateKind::kParameter, StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
       const std::uint64_t element_bytes =
-          kind == StateKind::kParameter ? engine.layout().format().parameter_bytes() : 4;
+          kind == StateKind::kParameter ? layout_of(engine).format().parameter_bytes() : 4;
       const std::size_t begin = state.size();
       state.resize(begin + tensor.element_count * element_bytes);
       const bool is_moment = kind == StateKind::kExpAvg || kind == StateKind::kExpAvgSq;
-      if (is_moment && engine.layout().unit(tensor.unit).is_frozen) continue;  // zeros
+      if (is_moment && layout_of(engine).unit(tensor.unit).is_frozen) continue;  // zeros
       engine.read_state(tensor.id, kind, 0, std::span(state).subspan(begin));
     }
   }
@@ -123,7 +129,7 @@ class Walker {
   Walker(const Engine& engine, HostDevice& device, const Config& config, std::uint32_t leases,
          std::span<const Stream> streams, std::deque<ToySight>* sights,
          ActivationRelay* activations)
-      : layout_(engine.layout()),
+      : layout_(layout_of(engine)),
         device_(device),
         config_(config),
         leases_(leases),

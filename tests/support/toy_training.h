@@ -138,10 +138,12 @@ void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDev
 void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config);
 
-// A config for tests, with storage in `path`, blocks of 4,096 elements, and two threads. If the
-// environment variable SLUICE_TEST_UNIFIED is "off", memory.unified is off. If the environment
-// variable SLUICE_TEST_GUARD is "on", memory.guard is on. The script tools/test.sh --slow runs the
-// engine's tests with each of these settings.
+// A config of defaults, but for two environment variables: SLUICE_TEST_UNIFIED=off turns
+// memory.unified off, and SLUICE_TEST_GUARD=on turns memory.guard on. The script tools/test.sh
+// --slow runs the engine's tests with each of them.
+Config config_of_environment();
+
+// config_of_environment() with storage in `path`, blocks of 4,096 elements, and two threads.
 Config toy_config(const std::string& path);
 
 }  // namespace sluice::test

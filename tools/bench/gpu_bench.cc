@@ -10,6 +10,7 @@
 #include "base/stored_elements.h"
 #include "engine/bound/bound.h"
 #include "engine/bound/planned_step.h"
+#include "engine/engine_access.h"
 #include "engine/store/storage_queue.h"
 #include "tools/bench/io_bench.h"
 #include "tools/gpt/model/counter_random.h"
@@ -189,8 +190,8 @@ GpuStepLimits limits_of(const TrainConfig& config, const Engine& engine, double 
   const Schedule schedule = training_schedule(model, config.micro_batches);
   const double use_s = compute_s / static_cast<double>(3 * schedule.size() / 2);
   rates.units.assign(model.units.size(), {.forward_s = use_s, .backward_s = 2 * use_s});
-  const PlannedStep step({.model = model, .micro_batches = config.micro_batches}, engine.layout(),
-                         engine.placement(), /*commit_every=*/1);
+  const PlannedStep step({.model = model, .micro_batches = config.micro_batches}, layout_of(engine),
+                         placement_of(engine), /*commit_every=*/1);
   const StepShape shape = step.shape(rates);
   const auto bound_s = [&](OverlapPolicy policy) { return bound_step(shape, policy).step_s; };
   const bool may_be_eager = config.engine.optimizer.clip_norm == 0 &&
@@ -263,9 +264,9 @@ TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::Dev
                                             config.model.context) /
                         result.step_s.median;
   result.percent_of_compute = 100 * result.compute_step_s / result.step_s.median;
-  result.device_pool_bytes = engine.placement().device_bytes();
-  result.host_pool_bytes = engine.placement().host_bytes();
-  result.nvme_bytes = engine.placement().nvme_bytes();
+  result.device_pool_bytes = placement_of(engine).device_bytes();
+  result.host_pool_bytes = placement_of(engine).host_bytes();
+  result.nvme_bytes = placement_of(engine).nvme_bytes();
   for (std::size_t phase = 0; phase < kStepPhases; ++phase)
     result.device_most_bytes[phase] = marks[phase].most(Tier::kDevice);
   const GpuStepLimits limits = limits_of(config, engine, result.compute_step_s, std::move(rates));

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "cpu_optim/cpu_optimizer.h"
 #include "engine/engine_over_queue.h"
 #include "io/throttled_queue.h"

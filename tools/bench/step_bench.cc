@@ -11,8 +11,9 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "cpu_optim/cpu_optimizer.h"
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/planner/run_plan.h"
 #include "engine/store/store_survey.h"
@@ -220,7 +221,7 @@ std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
     steps.back().wanted_write_bytes = traffic.nvme_write_bytes + report.announced_update_bytes;
   }
   engine_->drain();
-  const StateFormat& format = engine_->layout().format();
+  const StateFormat& format = layout_of(*engine_).format();
   const double state_bytes = format.state_bytes_per_element();
   const TraceCounts after = trace_counts();
   cpu_rates_ = {.adam = counted_rate(before, after, TraceKind::kAdam) / state_bytes,
@@ -310,8 +311,8 @@ PlannedStep StepBench::planned() const {
                              .pass = Pass::kBackward,
                              .units = experts_of(unit, 0)});
   return {{.model = model_},
-          engine_->layout(),
-          engine_->placement(),
+          layout_of(*engine_),
+          placement_of(*engine_),
           storage_.state.commit_every,
           announcements};
 }

@@ -16,7 +16,7 @@
 #include <sluice/checkpoint.h>
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/bound/bound.h"
 #include "engine/bound/planned_step.h"
 #include "io/throttled_queue.h"

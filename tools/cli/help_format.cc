@@ -96,6 +96,15 @@ std::string one_value(std::string_view type) {
   return word == "FLOAT" ? "NUMBER" : std::string(word);
 }
 
+// The default of an option that may be repeated is "[a,b]" to the parser.
+std::string default_of(const CLI::Option& option) {
+  const std::string value = option.get_default_str();
+  if (!value.starts_with('[') || !value.ends_with(']')) return value;
+  std::string values = value.substr(1, value.size() - 2);
+  std::ranges::replace(values, ',', '|');
+  return spaced(values);
+}
+
 }  // namespace
 
 std::string value_word(const CLI::Option& option) {
@@ -117,7 +126,7 @@ std::string full_description(const CLI::Option& option) {
     if (const auto range = range_of(check_text(type))) facts.push_back(*range);
     const auto choices = choices_of(check_text(type));
     if (choices && choices->size() > kChoicesBeside) facts.push_back(spaced(*choices));
-    const std::string value = option.get_default_str();
+    const std::string value = default_of(option);
     const bool is_said = description.find("default") != std::string::npos;
     if (!value.empty() && value != "\"\"" && !is_said) facts.push_back("default " + value);
   }

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 namespace sluice {
 
@@ -65,5 +66,13 @@ class Progress {
   bool is_ending_ = false;  // guarded by mutex_
   std::thread thread_;
 };
+
+// Returns the result of `work`. While `work` runs, a Progress shows `what`. So the line is gone
+// when the caller prints the result.
+template <class Work>
+auto with_progress(std::string what, const Work& work) {
+  const Progress progress(std::move(what));
+  return work();
+}
 
 }  // namespace sluice

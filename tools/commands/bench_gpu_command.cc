@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -20,6 +21,7 @@
 #include "tools/cli/json_text.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 #include "tools/commands/bench_plots.h"
 #include "tools/gpt/model/cuda_ops.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -84,8 +86,10 @@ Json measure_copies(CudaDevice& device, Rates& rates) {
                           {ends.host_down, ends.device_down}, options.size_bytes,
                           options.unit_bytes, 1);
   };
+  const std::vector<CopyBench> all =
+      with_progress("measuring copies", [&] { return bench_copies(device, options, plain); });
   Json list = Json::array();
-  for (const CopyBench& copies : bench_copies(device, options, plain)) {
+  for (const CopyBench& copies : all) {
     say("copies {:5} {:6.1f} GB/s, {:5.1f} % of a plain loop's {:.1f} ({:.1f} to {:.1f} %)\n",
         copies.direction, copies.gb_per_s.median, copies.percent.median,
         copies.plain_gb_per_s.median, copies.percent.least, copies.percent.most);
@@ -101,7 +105,9 @@ Json measure_copies(CudaDevice& device, Rates& rates) {
 
 Json measure_adam(CudaDevice& device, Rates& rates) {
   const std::unique_ptr<DeviceMath> math = make_cuda_math(device);
-  const AdamKernelBench adam = bench_adam_kernel(device, *math, std::uint64_t{1} << 28, 11);
+  const AdamKernelBench adam = with_progress("measuring Adam on the GPU", [&] {
+    return bench_adam_kernel(device, *math, std::uint64_t{1} << 28, 11);
+  });
   say("Adam kernel  {:6.0f} GB/s, {:5.1f} % of a copy's {:.0f} ({:.1f} to {:.1f} %)\n",
       adam.gb_per_s.median, adam.percent.median, adam.copy_gb_per_s.median, adam.percent.least,
       adam.percent.most);
@@ -115,10 +121,11 @@ Json measure_adam(CudaDevice& device, Rates& rates) {
 
 // Updates on all cores beside copies both ways: what of them memory can serve at once.
 Json measure_host_memory(CudaDevice& device, Rates& rates) {
-  UpdateMoves moves(kBenchCases[1], 1 << 26, topology().granted_cores);
-  const HostMemoryBench memory =
-      bench_host_memory(device, {.size_bytes = 1_GiB, .unit_bytes = 16_MiB, .rounds = 3},
-                        [&] { return moves.move(); });
+  const HostMemoryBench memory = with_progress("measuring host memory", [&] {
+    UpdateMoves moves(kBenchCases[1], 1 << 26, topology().granted_cores);
+    return bench_host_memory(device, {.size_bytes = 1_GiB, .unit_bytes = 16_MiB, .rounds = 3},
+                             [&] { return moves.move(); });
+  });
   say("host memory  {:6.1f} GB/s ({:.1f} to {:.1f}), of updates and copies at once; copies "
       "{:.1f}\n",
       memory.gb_per_s.median, memory.gb_per_s.least, memory.gb_per_s.most,
@@ -129,9 +136,11 @@ Json measure_host_memory(CudaDevice& device, Rates& rates) {
 
 // The processor's rate; it updates the state that the engine keeps.
 double cpu_adam_parameters_per_s() {
-  const BenchResult adam = bench_adam(
-      kBenchCases[1], {.parameters = 1 << 26, .threads = topology().granted_cores, .rounds = 3},
-      [](unsigned) {});
+  const BenchOptions options{
+      .parameters = 1 << 26, .threads = topology().granted_cores, .rounds = 3};
+  const BenchResult adam = with_progress("measuring Adam on the cores", [&] {
+    return bench_adam(kBenchCases[1], options, [](unsigned) {});
+  });
   say("Adam on {} cores: {:.2f} G parameters/s\n", topology().granted_cores,
       1e-9 * adam.parameters_per_s.median);
   return adam.parameters_per_s.median;
@@ -172,14 +181,17 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
     return entry;
   };
   try {
+    std::optional<Progress> progress(
+        std::in_place, fmt::format("measuring steps of {}, place {}", shape.name, place.key));
     const TrainConfig config = config_of(shape, place, options, token_file);
     const auto device = make_cuda_device();
     const auto ops = gpt::make_cuda_ops(*device, DType::kBf16, DType::kBf16);
     const TrainingBench step = bench_training(config, *device, *ops, options.steps, rates);
+    progress.reset();
     const auto device_most = [&](StepPhase phase) {
       return step.device_most_bytes[static_cast<std::size_t>(phase)];
     };
-    say("{:5} {:26} {:8.0f} tok/s, {:7.3f} s a step ({:.3f} to {:.3f}), {:5.1f} % of "
+    say("{:5} {:26} {:8.0f} tok/s, {:7.3f} s per step ({:.3f} to {:.3f}), {:5.1f} % of "
         "computation alone, {:.1f} % of T_bound, {:.1f} % of T_min, stall {:.3f} s\n      {:26} "
         "device memory of the "
         "engine: forward {}, backward {}, optimizer {}; activations {}\n",
@@ -240,7 +252,7 @@ int run_bench_gpu(const BenchGpuOptions& options) {
   };
   Rates rates;
   {
-    const auto device = make_cuda_device();
+    const auto device = with_progress("starting the GPU", [] { return make_cuda_device(); });
     root["gpu"] = describe_cuda_device();
     root["processor"] = topology().processor;
     say("{}\n", describe_cuda_device());
@@ -250,7 +262,8 @@ int run_bench_gpu(const BenchGpuOptions& options) {
     rates.adam_parameters_per_second = cpu_adam_parameters_per_s();
     root["cpu_adam_parameters_per_s"] = rates.adam_parameters_per_second;
     root["host_memory"] = measure_host_memory(*device, rates);
-    const DriveMeasurement drive = measure_drive(options.path, 2_GiB, rates);
+    const DriveMeasurement drive = with_progress(
+        "measuring the drive", [&] { return measure_drive(options.path, 2_GiB, rates); });
     say("drive {:.2f} GB/s reading, {:.2f} writing; both at once takes {:.2f} of the sum of both, "
         "so "
         "the limits have {:.2f} and {:.2f}, {} duplex\n",

@@ -17,6 +17,7 @@
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/bench_plots.h"
 #include "tools/report/median.h"
 #include "tools/report/rank_memory.h"
 
@@ -77,8 +78,8 @@ std::string text_of(const Cell& cell) {
 }
 
 void print_head(const BenchMatrixOptions& options, std::uint32_t ranks) {
-  say("{} parameters (bf16) in {} units on {} {}; computation {:g} ms a step;\na rank's drive "
-      "throttled to {} a second, half duplex\n{:<6}{:<18}{:<10}{:>10}{:>10}{:>10}{:>11}\n",
+  say("{} parameters (bf16) in {} units on {} {}; computation {:g} ms per step;\na rank's drive "
+      "throttled to {} per second, half duplex\n{:<6}{:<18}{:<10}{:>10}{:>10}{:>10}{:>11}\n",
       options.parameters, options.units, ranks, ranks == 1 ? "rank" : "ranks", options.compute_ms,
       options.rate, "stage", "offload", "phase", "device", "host", "nvme", "off by");
   flush_said();
@@ -106,13 +107,14 @@ void check(const BenchMatrixOptions& options) {
                                                 options.parameters, options.units));
   if (parse_size(options.rate) < 1'000'000)
     throw Error(ErrorCode::kConfig,
-                fmt::format("bench matrix: --rate {} is below 1MB a second", options.rate));
+                fmt::format("bench matrix: --rate {} is below 1MB per second", options.rate));
 }
 
 void measure_all(const BenchMatrixOptions& options, RankWorld& world) {
   const bool tells = world.rank() == 0;
   OutputFiles outputs;
   OutputFile& json = outputs.add("--json", tells ? options.json_file : "");
+  OutputFile& plot = outputs.add("--plot", tells ? options.plot_file : "");
   outputs.check();
   MatrixBench bench({.parameters = options.parameters,
                      .units = options.units,
@@ -139,15 +141,12 @@ void measure_all(const BenchMatrixOptions& options, RankWorld& world) {
     list.push_back(json_of(cell));
   }
   if (tells) say("at most {:.1f} % off in memory, {:.1f} % in time\n", memory, time);
-  if (json.is_wanted())
-    write_whole(json, nlohmann::ordered_json{{"parameters", options.parameters},
-                                             {"units", options.units},
-                                             {"ranks", world.count()},
-                                             {"rate_bytes_per_second", parse_size(options.rate)},
-                                             {"compute_ms", options.compute_ms},
-                                             {"cells", list}}
-                              .dump(2) +
-                          "\n");
+  const nlohmann::ordered_json document{
+      {"parameters", options.parameters}, {"units", options.units},
+      {"ranks", world.count()},           {"rate_bytes_per_second", parse_size(options.rate)},
+      {"compute_ms", options.compute_ms}, {"cells", list}};
+  if (json.is_wanted()) write_whole(json, document.dump(2) + "\n");
+  if (plot.is_wanted()) write_whole(plot, matrix_plot(document));
 }
 
 }  // namespace

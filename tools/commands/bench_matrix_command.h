@@ -16,10 +16,11 @@ struct BenchMatrixOptions {
   std::string rate = "400MB";  // bytes per second of each rank's drive
   double compute_ms = 200;     // time of a step's computation
   std::string json_file;
+  std::string plot_file;
 };
 
 // Rank 0 prints the table. Returns the exit code.
-// Fails with kConfig if an option is wrong, and with kInput if the JSON file cannot be written.
+// Fails with kConfig if an option is wrong, and with kInput if an output cannot be written.
 // Also fails with the errors of RankWorld and Engine.
 int run_bench_matrix(const BenchMatrixOptions& options);
 

@@ -28,12 +28,14 @@ void add_bench_adam(CLI::App& bench, BenchAdamOptions& options) {
           "plain; unaligned: arrays begin one element after a page; denormal: tiny gradients")
       ->transform(one_of({{"plain", static_cast<int>(BenchInput::kPlain)},
                           {"unaligned", static_cast<int>(BenchInput::kUnaligned)},
-                          {"denormal", static_cast<int>(BenchInput::kDenormal)}}));
+                          {"denormal", static_cast<int>(BenchInput::kDenormal)}}))
+      ->default_str("plain");
   adam->add_option("--state", options.moments,
                    "Numbers in which the moments are kept, as optimizer.state")
       ->transform(one_of({{"fp32", static_cast<int>(OptimizerState::kFp32)},
                           {"bf16", static_cast<int>(OptimizerState::kBf16)},
-                          {"8bit", static_cast<int>(OptimizerState::k8bit)}}));
+                          {"8bit", static_cast<int>(OptimizerState::k8bit)}}))
+      ->default_str("fp32");
   add_output(adam, "--json", options.json_file, "Write every figure");
   add_output(adam, "--plot", options.plot_file, "Draw the figures, as SVG");
   adam->add_flag("--quiet", options.quiet, "Print nothing but errors");
@@ -126,6 +128,7 @@ void add_bench_matrix(CLI::App& bench, BenchMatrixOptions& options) {
       ->check(between(0, 60000))
       ->capture_default_str();
   add_output(matrix, "--json", options.json_file, "Write every figure");
+  add_output(matrix, "--plot", options.plot_file, "Draw the steps, as SVG");
 }
 
 void add_bench_step(CLI::App& bench, BenchStepOptions& options) {

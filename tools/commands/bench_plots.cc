@@ -94,4 +94,25 @@ std::string gpu_plot(const nlohmann::ordered_json& document) {
   return svg_of(chart);
 }
 
+std::string matrix_plot(const nlohmann::ordered_json& document) {
+  BarChart chart{.title = "Steps by ZeRO stage and offload, beside the plan",
+                 .unit = "s per step",
+                 .series = {"measured", "planned"},
+                 .rows = {}};
+  for (const auto& cell : document.at("cells")) {
+    BarChart::Row row{.label = fmt::format("stage {}, {}", cell.at("stage").get<int>(),
+                                           cell.at("offload").get<std::string>()),
+                      .bars = {2, std::nullopt}};
+    if (cell.contains("measured")) {
+      const auto& measured = cell.at("measured");
+      const auto [low, high] =
+          std::ranges::minmax(measured.at("steps_s").get<std::vector<double>>());
+      row.bars = {ChartBar{.value = measured.at("step_s"), .low = low, .high = high},
+                  ChartBar{.value = cell.at("planned").at("step_s")}};
+    }
+    chart.rows.push_back(std::move(row));
+  }
+  return svg_of(chart);
+}
+
 }  // namespace sluice

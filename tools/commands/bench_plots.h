@@ -31,5 +31,8 @@ std::string step_plot(std::span<const RegimeResult> regimes);
 // The picture compares the times of training steps with T_min, and with the time of computation
 // alone. `document` is the output of `bench gpu --json`.
 std::string gpu_plot(const nlohmann::ordered_json& document);
+// The picture compares the measured times of steps with the planned times, by ZeRO stage and
+// offload. `document` is the output of `bench matrix --json`.
+std::string matrix_plot(const nlohmann::ordered_json& document);
 
 }  // namespace sluice

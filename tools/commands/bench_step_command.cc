@@ -241,7 +241,7 @@ void check(const BenchStepOptions& options) {
                     "is that of whole periods",
                     options.steps, options.save_every));
   if (parse_size(options.rate) < 1'000'000)
-    refuse_step_bench(fmt::format("--rate {} is below 1MB a second", options.rate));
+    refuse_step_bench(fmt::format("--rate {} is below 1MB per second", options.rate));
 }
 
 int bench_step(const BenchStepOptions& options) {
@@ -254,7 +254,7 @@ int bench_step(const BenchStepOptions& options) {
   catch_interrupts();
   defer_interrupts(
       "sluice: ending after this turn; a second signal ends at once, without its figures\n");
-  say("{} parameters (bf16) in {} units; drive throttled to {} a second, half duplex\n",
+  say("{} parameters (bf16) in {} units; drive throttled to {} per second, half duplex\n",
       options.parameters, options.units, options.rate);
   flush_said();
   std::vector<RegimeResult> results;
@@ -282,7 +282,7 @@ int bench_step(const BenchStepOptions& options) {
     }
     print(options, results.back());
   }
-  const TraceEnd end = trace.finish();
+  const TraceEnd end = trace.finish(/*is_quiet=*/false);
   say("{}", end.summary);
   if (json.is_wanted()) write_json(json, options, results);
   if (plot.is_wanted() && !results.empty()) write_whole(plot, step_plot(results));

@@ -380,7 +380,7 @@ int run_doctor(const DoctorOptions& options) {
   OutputFiles outputs;
   OutputFile& json = outputs.add("--json", options.json_file);
   outputs.check();
-  const std::vector<Finding> findings = examine(options);
+  const auto findings = with_progress("examining the machine", [&] { return examine(options); });
   bool has_failed = false;
   for (const Finding& finding : findings) {
     constexpr std::array kNames{"ok  ", "warn", "FAIL"};

@@ -15,6 +15,7 @@
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 #include "tools/gpt/model/gpt_compute.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/model/sampling.h"
@@ -125,6 +126,8 @@ std::string newest_in(const std::string& path) {
 }  // namespace
 
 int run_generate(const GenerateOptions& options) {
+  // The first token takes the whole model from the drive, so the text begins with it.
+  std::optional<Progress> progress(std::in_place, "loading the model");
   const ModelFile file(newest_in(options.model_file));
   const gpt::GptConfig& config = file.config();
   if (options.prompt.empty())
@@ -144,7 +147,11 @@ int run_generate(const GenerateOptions& options) {
   auto* const value = reinterpret_cast<float*>(between.data());
   UnitReader reader(file, model);
   std::vector<std::uint32_t> tokens = vocabulary.tokens_of(options.prompt);
-  say_text(options.prompt);
+  const auto begin_text = [&] {
+    if (!progress) return;
+    progress.reset();
+    say_text(options.prompt);
+  };
   for (std::uint64_t position = 0; position < options.tokens && said_failure() == 0; ++position) {
     const std::size_t seen = std::min<std::size_t>(tokens.size(), config.context);
     compute.start_generation(std::span(tokens).last(seen));
@@ -160,9 +167,11 @@ int run_generate(const GenerateOptions& options) {
         logits, {.temperature = options.temperature, .top_k = options.top_k, .seed = options.seed},
         position);
     tokens.push_back(token);
+    begin_text();
     say_text(vocabulary.bytes_of(token));
     flush_said();
   }
+  begin_text();
   say_text("\n");
   return kExitOk;
 }

@@ -7,8 +7,10 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/at_once.h"
 #include "base/topology.h"
 #include "engine/planner/compute_factor.h"
+#include "engine/planner/order_choice.h"
 #include "engine/planner/planner.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/option_words.h"
@@ -24,7 +26,6 @@
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/compute_device.h"
-#include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
 #include "tools/gpt/train/train_config.h"
 #include "tools/gpt/train/train_ranks.h"
@@ -294,6 +295,7 @@ PlanSubject subject_of(const PlanOptions& options, const ConfigDocument& documen
   request.config.activations.order = request.order;
   request.rates = subject.rates.rates;
   request.flops = subject.rates.flops;
+  request.run_each = for_each_at_once;
   return subject;
 }
 
@@ -327,7 +329,7 @@ int run_plan(const PlanOptions& options) {
   const bool fits = own.obstacle.empty();
   subject.obstacle_here = obstacle_here(subject, own);
   PlanFindings findings;
-  if (fits) progress->set("looking for the computation that hides all else");
+  if (fits) progress->set("looking for the computation that hides everything else");
   // Both simulate steps, and neither needs the other.
   auto factor = std::async(std::launch::async,
                            [&] { return compute_factor_that_hides(subject.request, own); });

@@ -108,7 +108,7 @@ void add_plan(CLI::App& app, PlanOptions& options) {
       ->needs("--parameters");
   add_model_and_machine(plan, options);
   plan->add_option("--tokens", options.tokens,
-                   "Tokens of a step and rank (default: the config's batch)")
+                   "Tokens per step and rank (default: the config's batch)")
       ->check(between(1, 1e15));
   add_rates(plan, options);
   add_output(plan, "-o,--output", options.output_file,

@@ -195,7 +195,7 @@ void print_deepspeed(const PlanOptions& options, const PlanSubject& subject,
 std::string settings_that_fit(const std::vector<PlannedPlacement>& all, const Config& config) {
   const std::optional<Quicker> fitting = quickest_that_fits(all, config);
   if (!fitting) return "";
-  return fmt::format("; with {} it fits: {:.3g} s a step", settings_of(*fitting, config),
+  return fmt::format("; with {} it fits: {:.3g} s per step", settings_of(*fitting, config),
                      fitting->step_s);
 }
 
@@ -214,7 +214,7 @@ std::string plan_verdict(const std::vector<PlannedPlacement>& all, const PlanSub
                        settings_that_fit(all, request.config), subject.remedy);
   if (const std::string& here = subject.obstacle_here; !here.empty())
     return fmt::format("does not fit this machine: {}", in_short(here));
-  const std::string line = fmt::format("fits: {:.3g} s a step, bound by {}", own.step.step_s,
+  const std::string line = fmt::format("fits: {:.3g} s per step, bound by {}", own.step.step_s,
                                        name_of(own.step.scarcest()));
   // The least change that helps: settings cost nothing, memory does.
   if (const std::optional<Quicker> quicker = quicker_than(all, request.config))
@@ -234,7 +234,7 @@ void print_plan(const PlanOptions& options, const PlanSubject& subject,
   say("{}\n{}",
       coloured(said_descriptor(), trains ? Colour::kGood : Colour::kBad, findings.verdict),
       subject.description);
-  say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
+  say("{:.4g} parameters on {} {}; {:.4g} tokens per step and rank\n", subject.parameters,
       options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
   if (const OptimizerState state = subject.request.config.optimizer.state;
       state != OptimizerState::kFp32)
@@ -252,7 +252,7 @@ void print_plan(const PlanOptions& options, const PlanSubject& subject,
   print_alternatives(all);
   if (fits) print_quicker(all, subject.request.config);
   if (findings.free_tokens)
-    say("\nfrom {:.3g} tokens a step and rank on, computation hides everything else to within 5 "
+    say("\nfrom {:.3g} tokens per step and rank on, computation hides everything else to within 5 "
         "%\n",
         *findings.free_tokens);
   if (const auto steps = steps_of_life(subject, own))

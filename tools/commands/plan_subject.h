@@ -8,8 +8,8 @@
 #include <string>
 
 #include "engine/plan/host_memory.h"
+#include "engine/planner/order_choice.h"
 #include "engine/planner/planner.h"
-#include "tools/gpt/train/order_choice.h"
 #include "tools/report/plan_rates.h"
 
 namespace sluice {

@@ -1,6 +1,7 @@
 #include "tools/commands/trace_command.h"
 
 #include <charconv>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -9,6 +10,7 @@
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 #include "tools/report/plan_rates.h"
 #include "tools/trace/trace_diff.h"
 #include "tools/trace/trace_diff_page.h"
@@ -71,7 +73,10 @@ int run_trace_html(const TraceHtmlOptions& options) {
   add_inputs(outputs, options.files, options.calibration);
   OutputFile& page = outputs.add("--output", options.output, OutputMode::kPrivate);
   outputs.check();
-  const std::vector<TraceFile> files = read_traces(options.files, steps_of(options.steps));
+  const TraceSteps steps = steps_of(options.steps);
+  Progress progress("reading the trace");
+  const std::vector<TraceFile> files = read_traces(options.files, steps);
+  progress.set("drawing the page");
   write_whole(page, html_of(analyse(files), peaks_of(options.calibration)));
   return kExitOk;
 }
@@ -88,8 +93,11 @@ int run_trace_export(const TraceExportOptions& options) {
   OutputFile& csv = outputs.add("--csv", options.csv_file, OutputMode::kPrivate);
   OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
   outputs.check();
-  const std::vector<TraceFile> files = read_traces(options.files, steps_of(options.steps));
+  const TraceSteps steps = steps_of(options.steps);
+  Progress progress("reading the trace");
+  const std::vector<TraceFile> files = read_traces(options.files, steps);
   const std::vector<TraceAnalysis> ranks = analyse(files);
+  progress.set("writing the records");
   FirstFailure failures;
   const auto write = [&](OutputFile& output, const auto& function) {
     failures.attempt([&] {
@@ -112,9 +120,11 @@ int run_trace_diff(const TraceDiffOptions& options) {
   OutputFile& page = outputs.add("--html", options.page_file, OutputMode::kPrivate);
   outputs.check();
   const TraceSteps steps = steps_of(options.steps);
-  const TraceFile before = read_trace(options.before, steps);
-  const TraceFile after = read_trace(options.after, steps);
-  const TraceDiff diff = diff_of(TraceAnalysis(before), TraceAnalysis(after));
+  const TraceDiff diff = with_progress("reading the traces", [&] {
+    const TraceFile before = read_trace(options.before, steps);
+    const TraceFile after = read_trace(options.after, steps);
+    return diff_of(TraceAnalysis(before), TraceAnalysis(after));
+  });
   say("{}", text_of(diff));
   if (json.is_wanted()) write_whole(json, diff_json(diff, options.percent));
   if (page.is_wanted()) write_whole(page, diff_page(diff, options.before, options.after));
@@ -128,8 +138,11 @@ int run_trace_whatif(const TraceWhatIfOptions& options) {
   add_inputs(outputs, {options.file});
   OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
   outputs.check();
-  const TraceFile file = read_trace(options.file, steps_of(options.steps));
-  const WhatIf answer = what_if(TraceAnalysis(file), options.settings);
+  const TraceSteps steps = steps_of(options.steps);
+  const WhatIf answer = with_progress("reading the trace", [&] {
+    const TraceFile file = read_trace(options.file, steps);
+    return what_if(TraceAnalysis(file), options.settings);
+  });
   say("{}", text_of(answer));
   if (json.is_wanted()) write_whole(json, whatif_json(answer));
   return kExitOk;
@@ -140,14 +153,19 @@ int run_trace_summary(const TraceSummaryOptions& options) {
   add_inputs(outputs, options.files, options.calibration);
   OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
   outputs.check();
-  const std::vector<TraceFile> files = read_traces(options.files, steps_of(options.steps));
+  const TraceSteps steps = steps_of(options.steps);
   const std::uint64_t rating =
       options.bytes_written_rating.empty() ? 0 : parse_size(options.bytes_written_rating);
   const SummaryOptions shown = {.peaks = peaks_of(options.calibration),
                                 .bytes_written_rating = rating};
+  std::optional<Progress> progress(std::in_place, "reading the trace");
+  const std::vector<TraceFile> files = read_traces(options.files, steps);
   const std::vector<TraceAnalysis> ranks = analyse(files);
-  say("{}", summary_of(ranks, shown));
-  if (json.is_wanted()) write_whole(json, summary_json(ranks, shown));
+  const std::string summary = summary_of(ranks, shown);
+  const std::string figures = json.is_wanted() ? summary_json(ranks, shown) : std::string();
+  progress.reset();
+  say("{}", summary);
+  if (json.is_wanted()) write_whole(json, figures);
   return kExitOk;
 }
 

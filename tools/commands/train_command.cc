@@ -5,20 +5,22 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
-#include <memory>
 
 #include <fmt/format.h>
 
 #include <sluice/units.h>
 #include "base/topology.h"
-#include "base/trace/trace.h"
 #include "base/trace/trace_ranges.h"
+#include "base/trace/trace_recorder.h"
+#include "engine/engine_access.h"
+#include "engine/planner/order_choice.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/temporary_file.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/config_inputs.h"
 #include "tools/commands/train_inputs.h"
 #include "tools/commands/train_outputs.h"
 #include "tools/gpt/train/compute_device.h"
@@ -27,7 +29,6 @@
 #include "tools/gpt/train/kernel_agreement.h"
 #include "tools/gpt/train/memory_comparison.h"
 #include "tools/gpt/train/model_file.h"
-#include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
 #include "tools/gpt/train/run_publisher.h"
 #include "tools/gpt/train/tokenized_data.h"
@@ -90,17 +91,17 @@ class TrainRun {
  private:
   ModelSpec model() const { return validated(training_model(config_, device_.is_host())); }
   void introduce() {
-    record_.parameters = engine_.layout().parameter_count();
-    record_.optimizer_state = engine_.layout().format().moments;
-    record_.state_bytes = engine_.layout().state_bytes();
+    record_.parameters = layout_of(engine_).parameter_count();
+    record_.optimizer_state = layout_of(engine_).format().moments;
+    record_.state_bytes = layout_of(engine_).state_bytes();
     record_.seed = config_.seed;
     record_.order = *config_.order;
     record_.matrix_kernels = device_.matrix_kernels();
     record_.table_row = device_.table_row();
     record_.threads = granted_threads(config_.engine.threads);
     record_.predicted = engine_.predicted_traffic(config_.micro_batches, record_.order);
-    record_.device_pool_bytes = engine_.placement().device_bytes();
-    record_.host_pool_bytes = engine_.placement().host_bytes();
+    record_.device_pool_bytes = placement_of(engine_).device_bytes();
+    record_.host_pool_bytes = placement_of(engine_).host_bytes();
     record_.activation_bytes = trainer_->activation_bytes();
     if (is_quiet_) return;
     if (engine_.rank_count() > 1)
@@ -121,8 +122,8 @@ class TrainRun {
     say("{}", pool_table(engine_, config_.engine, trainer_->activation_bytes(), memory_));
     if (config_.micro_batches > 1) {
       Config engine = config_.engine;
-      engine.memory.device_bytes = engine_.placement().device_budget_bytes;
-      engine.memory.host_bytes = engine_.placement().host_budget_bytes;
+      engine.memory.device_bytes = placement_of(engine_).device_budget_bytes;
+      engine.memory.host_bytes = placement_of(engine_).host_budget_bytes;
       say("{}\n", describe(plan_orders(engine, model(), machine_of(memory_, engine_.rank_count())),
                            record_.order));
     }
@@ -131,7 +132,7 @@ class TrainRun {
     say("{} {} from storage and writes {}\n",
         is_fixed ? "each step reads" : "on average, a step reads at most",
         format_bytes(predicted.nvme_read_bytes), format_bytes(predicted.nvme_write_bytes));
-    if (const std::uint64_t bytes = engine_.placement().commit_bytes; bytes != 0)
+    if (const std::uint64_t bytes = placement_of(engine_).commit_bytes; bytes != 0)
       say("a commit writes {} more, the state at home in memory\n", format_bytes(bytes));
     if (const std::uint64_t bytes = record_.predicted.gradient_spill_bytes; bytes != 0)
       say("of these, {} are gradients that wait on storage (placement.gradients)\n",
@@ -213,12 +214,14 @@ class TrainRun {
 
   void conclude() {
     defer_interrupts(
-        "sluice: the run is over and is being saved; a second signal ends at once, without "
-        "saving\n");
+        "sluice: the run is over and being saved; a second signal ends at once, without saving\n");
     FirstFailure failures;
     publisher_.enter(RunPhase::kSaving, steps_ended_);
-    if (checkpoints_.has_store()) failures.attempt([this] { engine_.commit_now(); });
-    failures.attempt([this] { checkpoints_.run_ended(engine_, steps_ended_); });
+    {
+      const Progress progress("saving the state", is_quiet_);
+      if (checkpoints_.has_store()) failures.attempt([this] { engine_.commit_now(); });
+      failures.attempt([this] { checkpoints_.run_ended(engine_, steps_ended_); });
+    }
     record_.checkpoints = checkpoints_.saved();
     if (!record_.interrupted) measure(failures);
     publisher_.enter(RunPhase::kSaving, steps_ended_);
@@ -260,8 +263,7 @@ class TrainRun {
   }
 
   // For `work` in which ranks wait for each other: one that fails must not go on alone.
-  template <class Work>
-  void attempt_alone(FirstFailure& failures, const Work& work) {
+  void attempt_alone(FirstFailure& failures, const auto& work) {
     if (engine_.rank_count() > 1) return work();
     failures.attempt(work);
   }
@@ -277,6 +279,7 @@ class TrainRun {
 
   // A rank that cannot save the model has left the others in their reading of it.
   void write_outputs(FirstFailure& failures) {
+    const Progress progress(is_saved_ ? "saving the model" : "writing the files", is_quiet_);
     const auto save = [this] { save_model(outputs_.save, config_.model, engine_); };
     const bool are_together = !is_saved_ || failures.attempt(save);
     const auto write = [&] {
@@ -344,7 +347,7 @@ int train_here(const TrainOptions& options, const TrainConfig& config, TrainRank
     ::_exit(exit_code_of(error->code()));
   }
   run.reset();  // the engine has its say in the trace
-  const TraceEnd end = trace.finish();
+  const TraceEnd end = trace.finish(options.quiet || ranks.rank() != 0);
   if (!options.quiet && ranks.rank() == 0) say("{}", end.summary);
   if (end.failure) throw Error(*end.failure);
   return code;
@@ -372,8 +375,7 @@ int train_as_told(const TrainOptions& options) {
   std::string introduction;
   TrainConfig config = read_train_config(options, introduction);
   TrainRanks ranks(config);
-  const bool is_quiet = options.quiet || ranks.rank() != 0;
-  if (!is_quiet) say("{}", introduction);
+  if (!options.quiet && ranks.rank() == 0) say("{}", introduction);
   if (!ranks.are_several()) return train_in(options, config, ranks);
   // A rank that fails alone tells the others; leaving would wait for them.
   try {

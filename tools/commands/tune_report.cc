@@ -104,20 +104,20 @@ std::string tune_verdict(const TuneOutcome& outcome) {
     if (!given.prediction.obstacle.empty())
       return fmt::format("does not fit as given: {} predicted with other settings",
                          seconds_text(best_s));
-    return fmt::format("predicted: {} a step instead of {}, a gain of {:.2f}x",
+    return fmt::format("predicted: {} per step instead of {}, a gain of {:.2f}x",
                        seconds_text(best_s), seconds_text(given.prediction.step_s),
                        given.prediction.step_s / best_s);
   }
   const double measured_s = outcome.contenders[outcome.winner].median_s();
   if (outcome.winner == 0)
-    return fmt::format("the given config stays: {} a step, and {}", seconds_text(measured_s),
+    return fmt::format("the given config stays: {} per step, and {}", seconds_text(measured_s),
                        outcome.search.best.empty() ? "the model knows none quicker"
                                                    : "no candidate is clearly quicker");
   if (!has_run(outcome, 0))
-    return fmt::format("does not fit as given: {} a step with other settings",
+    return fmt::format("does not fit as given: {} per step with other settings",
                        seconds_text(measured_s));
-  return fmt::format("tuned: {} a step instead of {}, a gain of {:.2f}x", seconds_text(measured_s),
-                     seconds_text(outcome.contenders[0].median_s()),
+  return fmt::format("tuned: {} per step instead of {}, a gain of {:.2f}x",
+                     seconds_text(measured_s), seconds_text(outcome.contenders[0].median_s()),
                      gain_of(outcome.contenders, outcome.winner));
 }
 
@@ -134,9 +134,9 @@ std::string tune_table(const TuneOutcome& outcome) {
   for (std::size_t i = 0; i <= outcome.search.best.size(); ++i) text += row(outcome, i);
   for (std::size_t i = 1; i <= outcome.search.best.size(); ++i) {
     const TuneSettings& settings = outcome.candidate(i).settings;
-    text +=
-        fmt::format("{}: {}{}\n", i, settings_text(settings),
-                    divides_batch(settings) ? " (the same sequences a step, other rounding)" : "");
+    text += fmt::format(
+        "{}: {}{}\n", i, settings_text(settings),
+        divides_batch(settings) ? " (the same sequences per step, other rounding)" : "");
   }
   return text;
 }

@@ -11,13 +11,14 @@
 #   tests      training in every placement, the exactness matrix, two ranks on one GPU
 #   bench7b    the steps of a 7B model
 #   sanitizer  a training step and the tests of the kernels under compute-sanitizer
+#   streams    PyTorch's own streams, which the engine adopts, under compute-sanitizer
 # OUT/PART.md and OUT/PART.json are written anew when a step begins and when it ends, so that a part that is killed leaves
 # its results. OUT/PART.log has all output. Exits with 0 when nothing failed. Without a GPU that works, each part says
 # "no GPU" in its files and fails. A step that lacks its tools is named and is no failure.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 part_seconds=${SLUICE_GPU_PART_SECONDS:-460}
-known=(first python torch bench tests bench7b sanitizer)
+known=(first python torch bench tests bench7b sanitizer streams)
 
 usage() {
   local line
@@ -190,14 +191,18 @@ run_first() {
   gtest optimizer_math_cuda_test 60
 }
 
-run_sanitizer() {
-  local sanitizer
+# Puts the program's path into the variable `sanitizer`.
+find_sanitizer() {
   sanitizer=$(command -v compute-sanitizer || true)
   [[ -n $sanitizer || ! -x /usr/local/cuda/bin/compute-sanitizer ]] || sanitizer=/usr/local/cuda/bin/compute-sanitizer
-  if [[ -z $sanitizer ]]; then
-    note compute-sanitizer missing 0 "not on the PATH: memory accesses were not checked"
-    return
-  fi
+  [[ -z $sanitizer ]] || return 0
+  note compute-sanitizer missing 0 "not on the PATH: memory accesses were not checked"
+  return 1
+}
+
+run_sanitizer() {
+  local sanitizer
+  find_sanitizer || return
   local tool
   for tool in memcheck racecheck initcheck; do
     step "$tool: one step" 110 "$sanitizer" --tool "$tool" --error-exitcode 1 "$here/bin/sluice" train "$here/small.json" \
@@ -339,13 +344,26 @@ add_package() {
     export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH} && package=here
 }
 
+has_pytest() {
+  "$python" -c 'import pytest' 2>/dev/null && return
+  note pytest missing 0 "python3 has no pytest here"
+  return 1
+}
+
+# torch asks CUDA for things that it knows to handle when they fail, so failed calls are no findings here.
+run_streams() {
+  local sanitizer tool
+  find_sanitizer || return
+  has_torch && has_pytest && add_package || return
+  for tool in memcheck racecheck; do
+    step "$tool: streams of PyTorch" 220 bash -c 'cd "$1" && exec "$2" --tool "$3" --report-api-errors no --error-exitcode 1 \
+      "$4" -B -m pytest -q -p no:cacheprovider -k stream test_cuda_offload.py test_cuda.py' \
+      - "$here/python_tests" "$sanitizer" "$tool" "$python"
+  done
+}
+
 run_python() {
-  has_torch || return
-  if ! "$python" -c 'import pytest' 2>/dev/null; then
-    note pytest missing 0 "python3 has no pytest here"
-    return
-  fi
-  add_package || return
+  has_torch && has_pytest && add_package || return
   for part in test_cuda_offload.py test_cuda.py; do
     step "python/tests/$part" 150 bash -c 'cd "$1" && exec "$2" -B -m pytest -q -p no:cacheprovider "$3"' - "$here/python_tests" "$python" "$part"
   done

@@ -4,12 +4,14 @@ is fused AdamW, everything on the GPU. Beside it stand the optimizers that keep 
 PyTorch, alone and with the parameters (offload), and, where they are installed, torchao's and DeepSpeed's.
 
     torch_step.py [--device cuda] [--shape 124M|1.5B|7B|llama-1.1B|llama-7B ...] [--optimizer NAME ...] [--path FOLDER] [--steps N]
-                  [--seconds S] [--threads N] [--trace FOLDER] [--json FILE]
+                  [--seconds S] [--threads N] [--peak-flops F] [--trace FOLDER] [--json FILE]
 
 Each shape is tried as it is and then, if that runs out of memory, with activations computed again. FILE is written anew after each
 measurement. The moments of torch and torchao are bf16 as the parameters are, and there is no fp32 master copy: 8 bytes per
 parameter, where Sluice keeps 14 and DeepSpeed 16. torchao takes gradients in the backward pass, before they could be clipped;
-sluice_backward, sluice_bf16 and offload_eager do the same, and all others clip. --trace writes Sluice's trace of each of its runs. Exits with 77 without a GPU.
+sluice_backward, sluice_bf16 and offload_eager do the same, and all others clip. `mfu` is the part of the GPU's peak in bf16 that the
+model's products and causal attention take: --peak-flops, or the maker's figure for a GPU that this script knows. --trace writes
+Sluice's trace of each of its runs. Exits with 77 without a GPU.
 """
 
 import argparse
@@ -32,6 +34,8 @@ SHAPES = {"124M": (12, 12, 768, 1024, 16), "1.5B": (48, 25, 1600, 1024, 8), "7B"
 LLAMAS = {"llama-1.1B": (22, 32, 2048, 2048, 4, 4, 5632), "llama-7B": (32, 32, 4096, 2048, 4, 32, 11008),
           "llama-test": (2, 2, 32, 16, 2, 1, 64)}
 VOCABULARY = 50257
+# Dense products in bf16 per second, as NVIDIA's data sheets have them, by the name that torch gives a device.
+PEAK_FLOPS = {"NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H200": 989e12}
 
 
 class Block(nn.Module):
@@ -294,6 +298,7 @@ def main():
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=400, help="no measurement begins after so many")
     parser.add_argument("--threads", type=int, help="run.threads of Sluice's config")
+    parser.add_argument("--peak-flops", type=float, help="the device's peak in bf16, per second, for MFU")
     parser.add_argument("--trace", help="folder for Sluice's traces, SHAPE-OPTIMIZER.trace")
     parser.add_argument("--json")
     options = parser.parse_args()
@@ -302,9 +307,13 @@ def main():
         return 77
     global sluice_threads
     sluice_threads = options.threads
-    report = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if options.device == "cuda" else options.device, "steps": []}
+    device_name = torch.cuda.get_device_name() if options.device == "cuda" else options.device
+    peak = options.peak_flops or PEAK_FLOPS.get(device_name)
+    report = {"torch": torch.__version__, "device": device_name, "peak_flops": peak, "steps": []}
 
     def add(entry):
+        if "teraflops" in entry:
+            entry["mfu"] = entry["teraflops"] * 1e12 / peak if peak else None
         report["steps"].append(entry)
         print(json.dumps(entry), flush=True)
         if options.json:
@@ -332,7 +341,8 @@ def main():
                     if not is_out_of_memory(error):
                         break
     measured = [entry for entry in report["steps"] if "tokens_per_s" in entry]
-    print(f"{len(measured)} measured:", ", ".join(f"{entry['shape']} {entry['tokens_per_s']:.0f} tok/s" for entry in measured))
+    print(f"{len(measured)} measured:", ", ".join(f"{entry['shape']} {entry['tokens_per_s']:.0f} tok/s" +
+                                                  (f", MFU {100 * entry['mfu']:.1f} %" if entry["mfu"] else "") for entry in measured))
     return 0 if measured else 1
 
 

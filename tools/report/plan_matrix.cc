@@ -5,8 +5,9 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
+#include "base/at_once.h"
 #include "engine/planner/phase_memory.h"
-#include "engine/planner/plan_subject.h"
+#include "engine/planner/plan_evaluation.h"
 #include "tools/report/rank_memory.h"
 
 namespace sluice {
@@ -27,14 +28,15 @@ constexpr std::array<Offload, 5> kOffloads{
      {"all to host", TierChoice::kHost, TierChoice::kHost},
      {"all to nvme", TierChoice::kNvme, TierChoice::kNvme}}};
 
-MatrixRow row_of(const PlanRequest& request, const Planning& planning, const Offload& offload) {
+MatrixRow row_of(const PlanRequest& request, const PlanEvaluation& evaluation,
+                 const Offload& offload) {
   MatrixRow row;
   row.stage = request.config.sharding.stage;
   row.offload = offload.name;
   row.choices = request.config.placement;
   row.choices.parameters = offload.parameters;
   row.choices.optimizer = offload.optimizer;
-  const PlannedPlacement planned = planning.place(offload.name, row.choices);
+  const PlannedPlacement planned = evaluation.place(offload.name, row.choices);
   row.obstacle = planned.obstacle;
   if (!row.obstacle.empty()) return row;
   row.policy = planned.policy;
@@ -43,9 +45,9 @@ MatrixRow row_of(const PlanRequest& request, const Planning& planning, const Off
   row.nvme_bytes = planned.placement.nvme_bytes();
   row.compute_s = planned.compute_s;
   row.rank_traffic = planned.rank_traffic;
-  row.step = planning.step_of(planned.placement, planned.policy, planning.rates());
-  row.most_in_use = predicted_marks({.model = planning.model(),
-                                     .layout = planning.layout(),
+  row.step = evaluation.step_of(planned.placement, planned.policy, evaluation.rates());
+  row.most_in_use = predicted_marks({.model = evaluation.model(),
+                                     .layout = evaluation.layout(),
                                      .placement = planned.placement,
                                      .policy = planned.policy,
                                      .micro_batches = request.micro_batches,
@@ -60,15 +62,15 @@ std::vector<MatrixRow> plan_matrix(const PlanRequest& request) {
   const std::uint32_t stages = request.machine.ranks == 1 ? 1 : kStages;
   std::vector<MatrixRow> rows(stages * kOffloads.size());
   std::vector<PlanRequest> requests(stages, request);
-  std::vector<Planning> plannings;
-  plannings.reserve(stages);
+  std::vector<PlanEvaluation> evaluations;
+  evaluations.reserve(stages);
   for (std::uint32_t stage = 0; stage < stages; ++stage) {
     requests[stage].config.sharding.stage = stage;
-    plannings.emplace_back(requests[stage]);
+    evaluations.emplace_back(requests[stage]);
   }
   for_each_at_once(rows.size(), [&](std::size_t i) {
     const std::size_t stage = i / kOffloads.size();
-    rows[i] = row_of(requests[stage], plannings[stage], kOffloads[i % kOffloads.size()]);
+    rows[i] = row_of(requests[stage], evaluations[stage], kOffloads[i % kOffloads.size()]);
   });
   return rows;
 }

@@ -203,10 +203,11 @@ void take_gpu_file(const PlanRateOptions& options, const StateFormat& format, Pl
 double size_rate(const std::string& text, const char* option) {
   const auto rate = static_cast<double>(parse_size(text));
   if (rate < 1e6)
-    throw Error(ErrorCode::kConfig,
-                fmt::format("plan: {} {} is below 1MB a second; write the rate with its unit, such "
-                            "as 7000MB or 25GB",
-                            option, text));
+    throw Error(
+        ErrorCode::kConfig,
+        fmt::format("plan: {} {} is below 1MB per second; write the rate with its unit, such "
+                    "as 7000MB or 25GB",
+                    option, text));
   return rate;
 }
 

@@ -5,12 +5,13 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/plan/placement.h"
 
 namespace sluice {
 
 std::vector<RankMemory> memory_of_ranks(Engine& engine, const PhaseMarks& most_in_use) {
-  const Placement& placement = engine.placement();
+  const Placement& placement = placement_of(engine);
   const RankMemory own{
       .device_pool = placement.device_bytes(),
       .host_pool = placement.host_bytes(),

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "tools/report/sha256.h"
 
@@ -24,14 +25,14 @@ std::string state_sha256(Engine& engine) {
     step[i] = static_cast<std::byte>(engine.applied_step() >> (8 * i));
   hash.update(step);
   std::vector<std::byte> chunk(kChunkElements * sizeof(float));
-  for (const TensorPlace& tensor : engine.layout().tensors()) {
+  for (const TensorPlace& tensor : engine.tensors()) {
     for (const StateKind kind :
          {StateKind::kParameter, StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
       const std::uint64_t element_bytes = kind == StateKind::kParameter
-                                              ? engine.layout().format().parameter_bytes()
+                                              ? layout_of(engine).format().parameter_bytes()
                                               : sizeof(float);
       const bool is_moment = kind == StateKind::kExpAvg || kind == StateKind::kExpAvgSq;
-      const bool is_absent = is_moment && engine.layout().unit(tensor.unit).is_frozen;
+      const bool is_absent = is_moment && layout_of(engine).unit(tensor.unit).is_frozen;
       if (is_absent) std::ranges::fill(chunk, std::byte{0});  // hashed as zeros
       for (std::uint64_t first = 0; first < tensor.element_count; first += kChunkElements) {
         const std::uint64_t count = std::min(kChunkElements, tensor.element_count - first);

@@ -2,6 +2,7 @@
 
 #include <sluice/error.h>
 #include "engine/bound/planned_step.h"
+#include "engine/engine_access.h"
 #include "tools/report/plan_rates.h"
 
 namespace sluice {
@@ -32,7 +33,7 @@ LimitMeter::LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micr
       commit_every_(commit_every) {
   if (calibration_.file.empty()) return;
   try {
-    (void)calibrated_rates(calibration_, engine.layout().format());
+    (void)calibrated_rates(calibration_, layout_of(engine).format());
     is_calibrated_ = true;
   } catch (const Error&) {
     // The file is mainly for the weights of paths, which need less of it.
@@ -56,7 +57,7 @@ void LimitMeter::note(const StepReport& report) {
 }
 
 Rates LimitMeter::rates() const {
-  const StateFormat& format = engine_.layout().format();
+  const StateFormat& format = layout_of(engine_).format();
   // Only updates have these, so the counters are theirs, in steps and between them.
   const TraceCounts counts = trace_counts();
   const auto rate_in = [&](TraceKind kind, double bytes_each) {
@@ -89,7 +90,7 @@ std::optional<StepLimits> LimitMeter::limits() const {
   if (steps_ < 3) return std::nullopt;
   StepLimits limits{.least = {}, .bound = {}, .rates = rates(), .policy = policy_};
   const PlannedStep step({.model = model_, .micro_batches = micro_batches_, .order = order_},
-                         engine_.layout(), engine_.placement(), commit_every_);
+                         layout_of(engine_), placement_of(engine_), commit_every_);
   const StepShape shape = step.shape(limits.rates);
   limits.least = minimum_step(shape);
   limits.bound = bound_step(shape, policy_);

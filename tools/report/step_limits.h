@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <sluice/engine.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/bound/bound.h"
 
 namespace sluice {

@@ -71,11 +71,11 @@ std::string adam_advice(double rate, double step_s, const TracedEngine& engine) 
   if (engine.threads >= engine.granted_cores)
     return fmt::format(
         "{}, which is all cores that the run has: twice the cores would take up to "
-        "{:.1f} ms off a step",
+        "{:.1f} ms off each step",
         now, step_s * 1e3 / 2);
   const std::uint64_t more = std::min<std::uint64_t>(2 * engine.threads, engine.granted_cores);
   return fmt::format(
-      "{}: run.threads {}, of {} cores, would take up to {:.1f} ms off a step", now, more,
+      "{}: run.threads {}, of {} cores, would take up to {:.1f} ms off each step", now, more,
       engine.granted_cores,
       step_s * 1e3 * (1 - static_cast<double>(engine.threads) / static_cast<double>(more)));
 }
@@ -329,7 +329,7 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
     case StallCause::kAdam: return adam_advice(adam_rate(analysis, engine), step_s, engine);
     case StallCause::kChecksum:
       return fmt::format(
-          "storage.verify sample checks one block in eight: up to {:.1f} ms less a "
+          "storage.verify sample checks one block in eight: up to {:.1f} ms less per "
           "step",
           step_s * 1e3 * 7 / 8);
     case StallCause::kCollective:

@@ -190,7 +190,7 @@ TraceDiff diff_of(const TraceAnalysis& before, const TraceAnalysis& after) {
 }
 
 std::string text_of(const TraceDiff& diff) {
-  std::string text = fmt::format("{:<24}{:>11}{:>11}{:>11}    {:<9}{:>9}\n", "ms a step (mean)",
+  std::string text = fmt::format("{:<24}{:>11}{:>11}{:>11}    {:<9}{:>9}\n", "ms per step (mean)",
                                  "before", "after", "change", "95 %", "change");
   text += line_of(diff.step);
   for (const TraceChange& part : diff.parts) text += line_of(part);

@@ -5,8 +5,9 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 #include "tools/trace/trace_summary.h"
 
 namespace sluice {
@@ -29,8 +30,9 @@ TraceSession::~TraceSession() {
   if (const auto lost = output_.loss()) warn("sluice: {}\n", lost->what());
 }
 
-TraceEnd TraceSession::finish() {
+TraceEnd TraceSession::finish(bool is_quiet) {
   if (!output_.is_wanted()) return {};
+  const Progress progress("summing up the trace", is_quiet);
   const TraceResult result = trace_stop();
   TraceEnd end;
   end.summary = fmt::format("trace: {} records in {} ({})\n", result.records, output_.path(),

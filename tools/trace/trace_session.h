@@ -37,7 +37,8 @@ class TraceSession {
   TraceSession& operator=(const TraceSession&) = delete;
 
   // Ends the trace. After the call, the file has its final name, even if the trace is incomplete.
-  TraceEnd finish();
+  // If `is_quiet` is false, a terminal shows the progress.
+  TraceEnd finish(bool is_quiet);
 
  private:
   OutputFile& output_;

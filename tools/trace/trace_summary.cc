@@ -111,7 +111,7 @@ std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine, do
         each(bytes->ideal_written));
   }
   if (all_per_day == 0) return lines;
-  lines += fmt::format("written to storage: {:.2f} TB a day", all_per_day * 1e-12);
+  lines += fmt::format("written to storage: {:.2f} TB per day", all_per_day * 1e-12);
   if (rank.trace().ranks > 1) lines += " by all ranks here";
   if (options.bytes_written_rating != 0)
     lines += fmt::format("; drives rated for {:.4g} TB last {:.0f} days",
@@ -166,7 +166,7 @@ std::string lag_line(const std::vector<TraceAnalysis>& ranks) {
   const RankLag& most = *std::ranges::max_element(lags.ranks, {}, &RankLag::late_ns);
   const std::size_t steps = std::max<std::size_t>(1, ranks.front().steps().size());
   return fmt::format(
-      "the others wait for rank {} most: last to {} of {} collectives, by {:.2f} ms a step\n",
+      "the others wait for rank {} most: last to {} of {} collectives, by {:.2f} ms per step\n",
       most.rank, most.last, lags.collectives, ms(most.late_ns) / static_cast<double>(steps));
 }
 

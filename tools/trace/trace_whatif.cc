@@ -215,7 +215,7 @@ std::string drained_text(const std::vector<StepShare>& steps) {
   const auto is_drained = [](const StepShare& step) { return step.drained_ns != 0; };
   return fmt::format(
       "after {} of the {} steps, something waited for the rest of the update, such as an "
-      "evaluation or a checkpoint ({:.3f} ms a step), so the next step had no update beside it",
+      "evaluation or a checkpoint ({:.3f} ms per step), so the next step had no update beside it",
       std::ranges::count_if(steps, is_drained), steps.size(),
       static_cast<double>(drained_ns) * 1e-6 / static_cast<double>(steps.size()));
 }
@@ -235,7 +235,7 @@ std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config
       waits_ns += step.by_cause[static_cast<std::size_t>(StallCause::kCollective)];
     notes.push_back(
         fmt::format("rank {} of {} alone, with its share of the state: gathers, reductions and "
-                    "waiting for other ranks ({:.3f} ms a step) stay as they were",
+                    "waiting for other ranks ({:.3f} ms per step) stay as they were",
                     trace.rank, trace.ranks,
                     static_cast<double>(waits_ns) * 1e-6 / static_cast<double>(steps.size())));
   }
@@ -372,7 +372,7 @@ std::string text_of(const WhatIf& what_if) {
   std::string text = fmt::format(
       "recorded step {:.3f} ms (mean, {}); the model alone says {:.3f} ms, an error of {:+.1f} %\n"
       "predicted step {:.3f} ms, {:+.1f} %{}\n"
-      "busiest: {} for {:.3f} ms a step, before {} for {:.3f} ms\n",
+      "busiest: {} for {:.3f} ms per step, before {} for {:.3f} ms\n",
       1e3 * what_if.measured_s, name_of(what_if.policy), 1e3 * what_if.replayed.step_s,
       100 * what_if.error(), 1e3 * what_if.predicted_s,
       100 * (what_if.predicted_s / what_if.measured_s - 1),
@@ -382,7 +382,7 @@ std::string text_of(const WhatIf& what_if) {
       name_of(what_if.changed.scarcest()), 1e3 * what_if.changed.busy(what_if.changed.scarcest()),
       name_of(what_if.replayed.scarcest()),
       1e3 * what_if.replayed.busy(what_if.replayed.scarcest()));
-  text += fmt::format("{:<26}{:>12}{:>12}\n", "busy, ms a step", "recorded", "predicted");
+  text += fmt::format("{:<26}{:>12}{:>12}\n", "busy, ms per step", "recorded", "predicted");
   for (std::size_t i = 0; i < kResourceCount; ++i) {
     const double before = what_if.replayed.busy_s[i], after = what_if.changed.busy_s[i];
     if (before == 0 && after == 0) continue;
@@ -391,7 +391,7 @@ std::string text_of(const WhatIf& what_if) {
   }
   const auto& traffic = what_if.changed.traffic;
   if (traffic.activation_out_bytes != 0)
-    text += fmt::format("boundary activations, bytes a step: {} out, {} back\n",
+    text += fmt::format("boundary activations, bytes per step: {} out, {} back\n",
                         traffic.activation_out_bytes, traffic.activation_in_bytes);
   for (const std::string& note : what_if.left_out) text += "left out: " + note + "\n";
   return text;

@@ -6,10 +6,9 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
-#include "engine/planner/plan_subject.h"
+#include "engine/planner/plan_evaluation.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/compute_device.h"
-#include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
 #include "tools/report/config_changes.h"
 
@@ -116,19 +115,19 @@ TunePrediction RunModel::predicted(TrainConfig config) const {
     request.forward_flops.push_back(flops * tokens);
   request.flops = flops_;
   request.rates = rates_for(config);
-  const Planning planning(request);
-  const PlannedPlacement planned = planning.place("config", config.engine.placement);
+  const PlanEvaluation evaluation(request);
+  const PlannedPlacement planned = evaluation.place("config", config.engine.placement);
   if (!planned.obstacle.empty()) return {.obstacle = planned.obstacle};
   host.device_pool_bytes = is_on_host_ ? planned.placement.device_bytes() : 0;
   host.host_pool_bytes = planned.placement.host_bytes();
   if (config.engine.memory.check == RoomCheck::kError)
     if (const auto shortage = shortage_of(host)) return {.obstacle = *shortage};
   const std::uint64_t request_bytes =
-      static_cast<std::uint64_t>(static_cast<double>(planning.layout().block_elements()) *
+      static_cast<std::uint64_t>(static_cast<double>(evaluation.layout().block_elements()) *
                                  state_format(config.engine).state_bytes_per_element());
   // Lanes bound what is in flight, too; the simulation sees that by the latency.
   machine_.set_storage_rates_for(request_bytes, config.engine.storage.queue_depth, request.rates);
-  const StepCost cost = planning.step_of(planned.placement, planned.policy, planning.rates());
+  const StepCost cost = evaluation.step_of(planned.placement, planned.policy, evaluation.rates());
   double hidden_s = 0;
   for (std::size_t i = 0; i < kResourceCount; ++i) {
     const auto resource = static_cast<Resource>(i);

@@ -5,12 +5,12 @@
 #include <memory>
 
 #include <sluice/engine.h>
+#include "engine/engine_access.h"
 #include "engine/plan/sharding.h"
 #include "engine/planner/run_plan.h"
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/dataset.h"
 #include "tools/gpt/train/fresh_values.h"
-#include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
 #include "tools/report/median.h"
 #include "tools/report/step_limits.h"
@@ -75,7 +75,7 @@ Trial run_trial(TrainConfig config, unsigned steps,
                    /*calibration=*/{});
   Trial trial;
   trial.began_s = seconds_since(begin);
-  trial.device_budget_bytes = engine.placement().device_budget_bytes;
+  trial.device_budget_bytes = placement_of(engine).device_budget_bytes;
   for (unsigned step = 0; step <= steps; ++step) {
     progress(step);
     const Clock::time_point step_begin = Clock::now();

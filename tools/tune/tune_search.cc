@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "engine/planner/plan_subject.h"
+#include "base/at_once.h"
 
 namespace sluice {
 namespace {

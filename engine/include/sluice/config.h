@@ -9,12 +9,13 @@
 #include <string_view>
 #include <vector>
 
-#include <sluice/config_document.h>
 #include <sluice/dtype.h>
 #include <sluice/export.h>
 #include <sluice/optimizer.h>
 
 namespace sluice {
+
+class ConfigDocument;
 
 // The tier in which a part of the state lives. With kAuto, the planner decides.
 enum class TierChoice : std::uint8_t { kAuto, kDevice, kHost, kNvme };

@@ -3,23 +3,51 @@
 // uses the unit, and applies the optimizer once per step. The placement of the state never changes
 // a bit of the result.
 //
-//   Engine engine(config, model, device);
-//   engine.initialize(values);
-//   for (int i = 0; i < steps; ++i) {
-//     Step step = engine.begin_step({.learning_rate = 1e-3});
-//     for (UnitId unit : forward_order) {
-//       Lease lease = step.acquire(unit, Pass::kForward, stream);
-//       ...  // enqueue the unit's computation on `stream`
-//     }
-//     for (UnitId unit : backward_order) {
-//       Lease lease = step.acquire(unit, Pass::kBackward, stream);
-//       ...
-//     }
-//     StepReport report = step.finish();
-//   }
-//   engine.close();
+// These lines are from examples/sine/main.cc, a complete program. `Network` is its mathematics.
 //
-// examples/sine is the complete program.
+//     Config config;
+//     config.precision = {.parameters = DType::kFp32, .gradients = DType::kFp32};
+//     config.memory = {.device_bytes = 1 << 20, .host_bytes = 4 << 20};
+//     config.placement = {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
+//     config.storage.paths = {argc > 1 ? argv[1] : "."};
+//
+//     ModelSpec model;  // a unit is what computation needs at a time: here, one layer
+//     model.units = {{"hidden", {{"hidden.slope_and_shift", {2, kWidth}}}},
+//                    {"output", {{"output.weight", {kWidth}}}}};
+//
+//     const auto device = make_host_device({.memory_bytes = 1 << 20});
+//     Engine engine(config, model, *device);
+//     engine.set_last_words(
+//         [](const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
+//     engine.initialize([](const TensorPlace& tensor, std::uint64_t at, std::span<float> values) {
+//       const float spread = tensor.unit == kHidden ? 7.7f : 3.3f;
+//       for (float& value : values) value = std::sin(static_cast<float>(at++) * spread) / 4;
+//     });
+//
+//     Network network;
+//     const Stream stream(*device, "compute");  // declared after what its work uses
+//     float first_loss = 0;
+//     for (int number = 1; number <= 200; ++number) {
+//       Step step = engine.begin_step({.learning_rate = 0.01});
+//       for (const UnitId unit : {kHidden, kOutput}) {
+//         const Lease lease = step.acquire(unit, Pass::kForward, stream);
+//         const auto* weight = lease.parameter<float>(0);
+//         device->launch(stream.id(), [=, &network] { network.forward(unit, weight); });
+//       }
+//       for (const UnitId unit : {kOutput, kHidden}) {
+//         const Lease lease = step.acquire(unit, Pass::kBackward, stream);
+//         const auto* weight = lease.parameter<float>(0);
+//         auto* gradient = lease.gradient<float>(0);
+//         device->launch(stream.id(), [=, &network] { network.backward(unit, weight, gradient); });
+//       }
+//       const StepReport report = step.finish();  // Adam over all blocks, then home to NVMe
+//       if (number == 1) first_loss = network.loss();
+//       if (number % 20 == 0)
+//         std::printf("step %3d: loss %.5f, %s read, %s written\n", number, network.loss(),
+//                     format_bytes(report.nvme_read_bytes).c_str(),
+//                     format_bytes(report.nvme_write_bytes).c_str());
+//     }
+//     engine.close();  // brings what the last update has failed with, if it has
 //
 // Thread rule: one thread at a time may call the engine. Computation runs on the device's streams.
 // A forked child cannot use or destroy the engine, because the engine's threads are not in the
@@ -63,10 +91,8 @@
 
 namespace sluice {
 
-class DirectFile;
-class Layout;
+struct EngineAccess;
 struct EngineOverQueue;
-struct Placement;
 struct SaveOptions;
 struct SaveProgress;
 struct SavedCheckpoint;
@@ -297,9 +323,6 @@ class SLUICE_EXPORT Engine {
   // The place of each tensor, in the order of the model. A unit's parameters and gradients end with
   // the unit's last tensor. This tensor is padded to a multiple of 256 elements.
   std::span<const TensorPlace> tensors() const;
-  // These two functions are for Sluice's own tools.
-  const Layout& layout() const;
-  const Placement& placement() const;
   // Returns the storage traffic of one step with `micro_batches` micro-batches. Under the serial
   // policy, the numbers are exact. Under every other policy, the numbers are bounds. Announced uses
   // are not known beforehand: StepReport::announced_read_bytes and announced_update_bytes count
@@ -309,9 +332,6 @@ class SLUICE_EXPORT Engine {
   // Returns the mean time of computation for one use of each unit. The times are measured on the
   // stream, from the second step on. The result is empty before the second step.
   std::vector<UnitTime> unit_times() const;
-  // The scratch files, one per path of storage.paths. There are no such files if nothing is on
-  // storage.
-  std::span<const DirectFile> storage_files() const;
   // Returns the paths of Config::Storage::paths, in the order of StepReport::drives.
   const std::vector<std::string>& storage_paths() const;
   // Lines of text for the user. Each line names a choice that was necessary because of this
@@ -319,6 +339,7 @@ class SLUICE_EXPORT Engine {
   const std::vector<std::string>& notes() const;
 
  private:
+  friend struct EngineAccess;     // for Sluice's own tools and tests
   friend struct EngineOverQueue;  // for tests and benchmarks
   struct Parts;
   explicit Engine(std::unique_ptr<Parts> parts);

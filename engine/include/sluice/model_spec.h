@@ -76,6 +76,14 @@ struct SLUICE_EXPORT ModelSpec {
   // has ended, the ranks may wait for each other until sharding.timeout.
   std::uint32_t concurrent_leases = 1;
 
+  // Whether every backward use writes all elements of its unit's gradient, and reads none of them
+  // before. The engine then does not fill gradients with zeros first. An element that computation
+  // leaves out has an arbitrary value, unless memory.guard is on: then the element is NaN. If the
+  // flag is false, a gradient is zero at first. So an application may add to the gradient, and may
+  // end a backward lease without any computation. The engine itself adds nothing to these zeros, so
+  // the flag changes no bit of an application that writes all elements, and -0 stays -0.
+  bool overwrites_gradients = false;
+
   // The forward pass of a micro-batch moves boundary_bytes[i] bytes from use number i to use number
   // i + 1. The backward pass moves a gradient of the same size in the other direction. The list has
   // one entry less than forward_order. If the list is empty, the application keeps its activations.

@@ -57,7 +57,8 @@ class SLUICE_EXPORT Lease {
     return reinterpret_cast<const T*>(parameter(tensor));
   }
   // Returns the device memory of the tensor's gradient. The elements have the gradient dtype. The
-  // gradient is zero at first, and work on the lease's stream writes the gradient.
+  // gradient is zero at first, and work on the lease's stream writes the gradient. With
+  // ModelSpec::overwrites_gradients, the gradient is not zero at first.
   // Fails in the same cases as parameter(std::size_t). Also fails with kInvalidArgument if the
   // lease is not for the backward pass, or if the unit is frozen. In both cases, there is no
   // gradient.

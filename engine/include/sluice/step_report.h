@@ -114,6 +114,22 @@ struct CopyTraffic {
   }
 };
 
+// The bytes of host memory that the engine itself reads and writes in one step. Each read and each
+// write of a byte counts, even if the byte is still in a cache. Two kinds of accesses are left out:
+// the computation of the application, and the transfers of drives (StepReport::nvme_read_bytes and
+// StepReport::nvme_write_bytes).
+struct MemoryTraffic {
+  std::uint64_t update_bytes = 0;  // updates by the CPU: gradients, parameters and state
+  std::uint64_t copy_bytes = 0;    // the ends of the copies of CopyTraffic that are in host memory
+  std::uint64_t sum_bytes = 0;     // additions of gradients, which also give the norms of sums
+  std::uint64_t norm_bytes = 0;    // gradients that are read only for their norms
+  std::uint64_t checksum_bytes = 0;  // checksums of what storage reads and writes
+  std::uint64_t zero_bytes = 0;      // zeros for gradients
+  std::uint64_t size_bytes() const {
+    return update_bytes + copy_bytes + sum_bytes + norm_bytes + checksum_bytes + zero_bytes;
+  }
+};
+
 struct StepOptions {
   double learning_rate = 0;
   std::uint32_t micro_batches = 1;
@@ -183,6 +199,7 @@ struct StepReport {
   std::vector<DriveTraffic> drives;  // the parts of the two numbers above, by path
   RankTraffic rank_traffic;          // since the previous report
   CopyTraffic copies;                // since the previous report
+  MemoryTraffic memory;              // since the previous report, with the reads of inferences
   PhaseMarks buffers;                // peak use since the last report, with homes and gradients
   // The bytes of boundary activations that were moved since the previous report. One number counts
   // the bytes from the device to the activations' homes. The other number counts the bytes back to

@@ -1,5 +1,7 @@
 """Lightning: a LightningModule as it is, with a strategy's name."""
 
+import contextlib
+import copy
 import os
 import signal
 import time
@@ -16,6 +18,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 import sluice_offload as sluice
 import sluice_offload.lightning
 from conftest import Block, batch, budgeted, tiny, watch_steps, worst
+from test_unlent import Encoder, Relative
 
 
 class Module(pl.LightningModule):
@@ -81,10 +84,17 @@ def test_a_part_that_the_module_offloads_itself_resumes(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["sluice", "sluice_offload", "sluice_nvme"])
-def test_strategies_by_name(tmp_path, name):
+def test_strategies_by_name(tmp_path, monkeypatch, name):
+    """A name has no config of its own. To have budgets of a quarter of the state, "sluice_nvme" gets one where Lightning keeps it."""
     options = {"enable_checkpointing": False}
-    reference, _ = fit(tmp_path, tiny(), "auto", 6, **options)
-    module, made = fit(tmp_path, tiny(), name, 6, **options)
+    net = tiny(width=128, layers=8) if name == "sluice_nvme" else tiny()
+    planned = watch_steps(monkeypatch, micro_batches=2)
+    if name == "sluice_nvme":
+        config = budgeted(small(tmp_path), net, 1344, 1344)
+        monkeypatch.setitem(pl.strategies.StrategyRegistry[name]["init_params"], "config", config)
+    reference, _ = fit(tmp_path, copy.deepcopy(net), "auto", 6, **options)
+    module, made = fit(tmp_path, net, name, 6, **options)
+    assert name != "sluice_nvme" or planned == [False, True, True, True, True, True]
     assert worst(module.losses, reference.losses) <= 2e-6
     assert worst(module.validations, reference.validations) <= 2e-6 and module.validations
     optimizer = made.strategy.offloaded
@@ -446,6 +456,22 @@ def test_budgets_of_a_quarter(tmp_path, monkeypatch):
     assert worst(module.losses, reference.losses) <= 2e-6
     assert planned == [False, True, True, True, True, True]
     made.strategy.offloaded.close()
+
+
+def test_leases(tmp_path):
+    """They go to offload(), which refuses a model without them whose layers all read a parameter of another unit."""
+    def reading():
+        torch.manual_seed(0)
+        return Encoder()
+    options = {"enable_checkpointing": False, "limit_val_batches": 0}
+    strategies = [sluice.lightning.SluiceStrategy(small(tmp_path), placement="nvme", units=[Relative], leases=leases) for leases in (2, None)]
+    losses = [fit(tmp_path, reading(), strategy, 2, **options)[0].losses for strategy in ("auto", strategies[0])]
+    assert worst(losses[1], losses[0]) <= 2e-6
+    strategies[0].offloaded.close()
+    with pytest.raises(sluice.ArgumentError, match="leases=2"):
+        fit(tmp_path, reading(), strategies[1], 2, **options)
+    with contextlib.suppress(sluice.SluiceError):  # says that a step was abandoned
+        strategies[1].offloaded.close()
 
 
 def test_modules_on_the_meta_device(tmp_path):

@@ -13,8 +13,9 @@ import transformers
 from accelerate import Accelerator
 
 import sluice_offload as sluice
-from conftest import budgeted, watch_steps, worst
+from conftest import budgeted, moves_as_planned, watch_steps, worst
 from sluice_offload.transformers import Trainer
+from test_unlent import Encoder, Relative
 
 transformers.utils.logging.set_verbosity_error()
 
@@ -437,7 +438,7 @@ def test_transformers_own_trainer(tmp_path, settings):
 
 def test_accelerate(settings, monkeypatch):
     """A plain loop of Accelerate's, without a helper: a window of accumulation that is shorter than the others, clipping with the norm
-    of each step, and the plan's bytes in every step that is like the one before."""
+    of each step, and the plan's bytes in every step that is like the one before, within budgets of a quarter of the state."""
     planned = watch_steps(monkeypatch, micro_batches=2)
 
     def run(model, optimizer):
@@ -458,9 +459,10 @@ def test_accelerate(settings, monkeypatch):
                     optimizer.zero_grad()
                 losses.append(loss.item())
         return losses + norms
-    model = gpt2()
+    model = gpt2(width=64, layers=8)
     expected = run(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
-    model = gpt2()
+    model = gpt2(width=64, layers=8)
+    budgeted(settings, model, 700, 800)
     settings["optimizer"] |= {"clip_norm": 1.0, "clip_epsilon": 1e-6}
     optimizer = sluice.offload(model, settings, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
     assert worst(run(model, optimizer), expected) <= 2e-6
@@ -468,13 +470,17 @@ def test_accelerate(settings, monkeypatch):
     optimizer.close()
 
 
+LAYERS = 12
+
+
 def test_peft(tmp_path, settings):
-    """LoRA over a frozen base: only the adapters have state, and they are saved as peft saves them."""
+    """LoRA over a frozen base: only the adapters have state, and they are saved as peft saves them. The budgets are a quarter of the model
+    and that state."""
     import peft
 
     def made():
         torch.manual_seed(1)
-        return peft.get_peft_model(gpt2(), peft.LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj"],
+        return peft.get_peft_model(gpt2(layers=LAYERS), peft.LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj"],
                                                            lora_dropout=0.0, fan_in_fan_out=True))
 
     def run(model, optimizer, clip):
@@ -486,6 +492,8 @@ def test_peft(tmp_path, settings):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            if not clip and losses:
+                moves_as_planned(optimizer)
             losses.append(loss.item())
         return losses
     reference = made()
@@ -493,20 +501,48 @@ def test_peft(tmp_path, settings):
     model = made()
     base = copy.deepcopy(model.state_dict())
     settings["optimizer"] |= {"clip_norm": 1.0, "clip_epsilon": 1e-6}
+    settings["storage"]["block_elements"] = 4096
+    budgeted(settings, model, 100, 110)
     optimizer = sluice.offload(model, settings, units=["GPT2Block"],
                                optimizer=torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2))
     assert worst(run(model, optimizer, False), expected) <= 2e-6
     trained = sum(p.numel() for p in reference.parameters() if p.requires_grad)
-    assert 0 < optimizer.report.nvme_write_bytes <= 16 * trained + (64 << 10)  # parameters, masters, moments of adapters alone
-    assert optimizer.report.schedule_changes == 0
+    # Parameters, masters and moments of adapters alone, each with less than a page beside it.
+    assert optimizer.report.nvme_write_bytes <= 16 * trained + LAYERS * 4 * 4096
     for name, value in model.state_dict().items():
         assert ("lora" in name) or torch.equal(value, base[name]), name
     model.save_pretrained(tmp_path / "adapter")
-    back = peft.PeftModel.from_pretrained(gpt2(), tmp_path / "adapter")
+    back = peft.PeftModel.from_pretrained(gpt2(layers=LAYERS), tmp_path / "adapter")
     for name, value in back.state_dict().items():
         assert (value - reference.state_dict()[name]).abs().max() <= 1e-4, name
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 4
     optimizer.close()
+
+
+class Reading(torch.nn.Module):
+    """A model whose layers all read a parameter of another unit."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = Encoder()
+
+    def forward(self, input_ids, labels):
+        return {"loss": self.net(input_ids, labels)}
+
+
+def test_leases(tmp_path, settings):
+    """sluice_leases goes to offload(), which refuses such a model without it."""
+    options = {"max_steps": 2, "save_strategy": "no", "eval_strategy": "no"}
+    losses = []
+    for more in ({}, {"sluice": settings, "sluice_units": [Relative], "sluice_leases": 2}):
+        trainer = (Trainer if more else transformers.Trainer)(model=Reading(), args=arguments(tmp_path, **options), train_dataset=rows(), **more)
+        trainer.train()
+        losses.append(logs(trainer, "loss"))
+    assert worst(losses[1], losses[0]) <= 2e-6
+    trainer._sluice.close()
+    with pytest.raises(sluice.ArgumentError, match="leases=2"):
+        Trainer(model=Reading(), args=arguments(tmp_path, **options), train_dataset=rows(), sluice=settings, sluice_units=[Relative]).train()
 
 
 def test_where_it_computes(tmp_path, settings, monkeypatch):

@@ -1,4 +1,4 @@
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 
 #include <gtest/gtest.h>
 

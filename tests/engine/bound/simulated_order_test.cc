@@ -16,8 +16,9 @@
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/bound/bound.h"
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/run/task_thread.h"
 #include "io/throttled_queue.h"
@@ -109,7 +110,7 @@ class SimulatedOrder : public testing::TestWithParam<Conditions> {
     engine.initialize([](const TensorPlace&, std::uint64_t, std::span<float> values) {
       std::ranges::fill(values, 1.0f);
     });
-    placement_ = engine.placement();
+    placement_ = placement_of(engine);
     const Stream stream(*device, "compute");
     TaskThread::set_before_task(&pace_worker);
     trace_enable(1 << 14);

@@ -146,7 +146,7 @@ TEST_F(CheckpointTest, WeightsLieInSafetensorsFilesWithAnIndex) {
   engine.restore(source);
   std::vector<std::byte> expected(entry->size_bytes);
   std::vector<std::byte> actual(entry->size_bytes);
-  for (const TensorPlace& tensor : engine.layout().tensors()) {
+  for (const TensorPlace& tensor : engine.tensors()) {
     if (tensor.name == "h.1.fc") engine.read_state(tensor.id, StateKind::kParameter, 0, expected);
   }
   file.read_bytes(*entry, 0, actual);
@@ -313,7 +313,7 @@ TEST_F(DamagedCheckpoint, AnotherPrecisionNeedsToBeAskedFor) {
   Engine engine(config_, model_, *device);
   engine.restore(source);
   CheckpointSource exact(folder_);
-  for (const TensorPlace& tensor : engine.layout().tensors()) {
+  for (const TensorPlace& tensor : engine.tensors()) {
     std::vector<float> actual(tensor.element_count);
     std::vector<float> expected(tensor.element_count);
     engine.read_state(tensor.id, StateKind::kMaster, 0, std::as_writable_bytes(std::span(actual)));
@@ -339,7 +339,7 @@ TEST_F(DamagedCheckpoint, UnitsThatWereFrozenBeginAtTheirOwnFirstUpdate) {
                 {.steps = 1, .learning_rate = 1e-3, .source = &source});
   CheckpointSource after(engine.save(root_, {}).path);
   EXPECT_EQ(after.position().step, 41u);
-  for (const TensorPlace& tensor : engine.layout().tensors()) {
+  for (const TensorPlace& tensor : engine.tensors()) {
     const auto updates = after.position().tensor_updates;
     const std::uint32_t unit = index_of(tensor.unit);
     const bool has_begun = unit == 1 || unit == 4;
@@ -361,7 +361,7 @@ TEST_F(DamagedCheckpoint, AnotherStateNeedsToBeAskedFor) {
   Engine engine(config_, model_, *device);
   engine.restore(source);
   CheckpointSource exact(folder_);
-  for (const TensorPlace& tensor : engine.layout().tensors()) {
+  for (const TensorPlace& tensor : engine.tensors()) {
     for (const StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq}) {
       std::vector<float> actual(tensor.element_count);
       std::vector<float> expected(tensor.element_count);

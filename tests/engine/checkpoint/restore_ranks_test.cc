@@ -10,6 +10,7 @@
 #include <thread>
 
 #include <sluice/checkpoint.h>
+#include "engine/engine_access.h"
 #include "io/direct_file.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
@@ -81,7 +82,7 @@ TEST_F(RestoreOfRanks, AnyNumberAndStageGoesOnWithTheSameBits) {
           });
       if (stage == 0) expected = states[0];
       for (const StateBytes& state : states) EXPECT_TRUE(state == expected);
-      const std::uint64_t all = 3 * engine_.layout().parameter_count();
+      const std::uint64_t all = 3 * layout_of(engine_).parameter_count();
       if (stage == 0) continue;
       EXPECT_EQ(std::accumulate(asked.begin(), asked.end(), std::uint64_t{0}), all);
     }
@@ -145,7 +146,7 @@ TEST_F(RestoreOfRanks, AReadOfTheStateThatFailsOnOneRankFailsOnEveryRank) {
              engine.restore(source);
              const auto flip_all = [&] {
                if (rank == 0) return;
-               for (const DirectFile& file : engine.storage_files()) {
+               for (const DirectFile& file : storage_files_of(engine)) {
                  for (std::uint64_t at = 0; at < file.size_bytes(); at += kFlipPageBytes)
                    flip_bit(file.descriptor(), at);
                }

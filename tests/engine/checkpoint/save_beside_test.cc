@@ -19,6 +19,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/checkpoint/checkpoint_source.h"
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "tests/engine/checkpoint/save_beside.h"
 #include "tests/engine/exactness_cases.h"
@@ -198,7 +199,7 @@ TEST_F(SaveBesideToy, ItIsPolledOrWaitedFor) {
     const std::optional<SaveProgress> progress = engine_->save_progress();
     ASSERT_TRUE(progress);
     EXPECT_EQ(progress->step, 1u);
-    EXPECT_EQ(progress->block_count, engine_->layout().blocks().size());
+    EXPECT_EQ(progress->block_count, layout_of(*engine_).blocks().size());
     EXPECT_LT(progress->saved_blocks, progress->block_count);
     EXPECT_FALSE(engine_->poll_save());
   }

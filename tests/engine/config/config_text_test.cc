@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/config.h>
+#include <sluice/config_document.h>
 #include <sluice/error.h>
 #include "engine/config/config_text.h"
 #include "tests/support/campaign.h"

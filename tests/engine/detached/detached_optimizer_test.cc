@@ -10,7 +10,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/detached/detached_plan.h"
 #include "tests/engine/detached/detached_support.h"
 #include "tests/support/expect_error.h"

@@ -5,14 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <optional>
 #include <random>
-#include <thread>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "engine/flow/activation_flow.h"
+#include "engine/engine_access.h"
 #include "engine/plan/activation_plan.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"
@@ -20,15 +18,17 @@
 #include "tests/support/fault_queue.h"
 #include "tests/support/relay_training.h"
 #include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
 
 namespace sluice::test {
 namespace {
 
 Config relay_config(const std::string& path, const Config::Activations& activations) {
-  Config config;
+  Config config = config_of_environment();
   config.storage.paths = {path};
   config.storage.block_elements = 4096;
-  config.memory = {.device_bytes = 64_MiB, .host_bytes = 64_MiB};
+  config.memory.device_bytes = 64_MiB;
+  config.memory.host_bytes = 64_MiB;
   config.placement = {.parameters = TierChoice::kHost,
                       .optimizer = TierChoice::kHost,
                       .gradients = TierChoice::kHost};
@@ -125,7 +125,7 @@ TEST(ActivationFlow, EveryLoadBringsWhatWasSaved) {
                 {.seed = seed,
                  .us_max = delay_us,
                  .copy_bytes_per_second = rolls.pick<std::uint64_t>({0, 200'000'000})});
-    const std::uint32_t places = relay.engine().placement().activation_window.count;
+    const std::uint32_t places = placement_of(relay.engine()).activation_window.count;
     for (std::uint32_t i = 0; i < 3; ++i) {
       const bool abandons = rolls.draw(0, 3) == 0;
       if (abandons)
@@ -156,12 +156,12 @@ TEST(ActivationFlow, LargeActivationsTravelInPieces) {
   Config config = relay_config(directory.path(), {.home = ActivationHome::kNvme});
   shrink(config, model);
   Relay relay(config, model);
-  EXPECT_EQ(relay.engine().placement().activation_staging.count, 1u);
-  EXPECT_EQ(relay.engine().placement().activation_staging.slot_bytes, 4_MiB);
+  EXPECT_EQ(placement_of(relay.engine()).activation_staging.count, 1u);
+  EXPECT_EQ(placement_of(relay.engine()).activation_staging.slot_bytes, 4_MiB);
   const StepReport report = relay.step(1, MicroBatchOrder::kHorizontal);
   const ModelSpec valid = validated(model);
   const ActivationPlan plan =
-      plan_activations({.model = valid}, relay.engine().placement().activation_window.count);
+      plan_activations({.model = valid}, placement_of(relay.engine()).activation_window.count);
   EXPECT_GT(plan.at_home_most_bytes, 9_MiB);
   EXPECT_EQ(
       std::max(on_storage(report, StepPhase::kForward), on_storage(report, StepPhase::kBackward)),
@@ -389,7 +389,7 @@ TEST(ActivationConfig, SaysWhatDoesNotFit) {
   expect_error(ErrorCode::kInvalidArgument, [&] { (void)validated(model); });
   // Kept by the application: nothing to save to.
   Relay relay(relay_config(directory.path(), {}), relay_model(3, {100, 100}));
-  EXPECT_EQ(relay.engine().placement().activation_window.size_bytes(), 0u);
+  EXPECT_EQ(placement_of(relay.engine()).activation_window.size_bytes(), 0u);
   EXPECT_NE(expect_error(ErrorCode::kInvalidArgument,
                          [&] { (void)relay.step(1, MicroBatchOrder::kHorizontal); })
                 .find("keeps no activations"),

@@ -13,7 +13,8 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "engine/run/task_thread.h"
@@ -37,7 +38,7 @@ class DeviceState : public testing::Test {
     const auto device = make_host_device({.memory_bytes = bytes, .has_own_memory = is_gpu_});
     const ModelSpec model = toy_model(options.frozen_units);
     Engine engine(config_, model, *device);
-    placement_ = engine.placement();
+    placement_ = placement_of(engine);
     EXPECT_EQ(device->allocated_bytes(), placement_.device_bytes());
     return run_toy(engine, model, *device, config_, options);
   }

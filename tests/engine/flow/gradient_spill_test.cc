@@ -9,6 +9,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
@@ -44,7 +45,7 @@ class GradientSpill : public testing::Test {
     Engine engine = EngineOverQueue::make(
         config_, model_, *device,
         [&](std::unique_ptr<IoQueue> queue) { return make_fault_queue(std::move(queue), faults); });
-    placement = engine.placement();
+    placement = placement_of(engine);
     return run_toy(engine, model_, *device, config_, options);
   }
   void expect_oracle(const ToyOptions& options, const FaultOptions& faults = {}) {

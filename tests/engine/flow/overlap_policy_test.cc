@@ -9,7 +9,8 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
@@ -89,7 +90,7 @@ TEST_P(OverlapPolicyTest, AnAbandonedStepChangesNothingOrSaysSo) {
   Engine engine(config_, model_, *device_);
   engine.initialize(toy_values());
   train(engine, 2);
-  const std::uint64_t blocks = engine.layout().blocks().size();
+  const std::uint64_t blocks = layout_of(engine).blocks().size();
   abandon_step(engine, 2 * blocks);  // while the second update may be under way
   if (GetParam() == OverlapPolicy::kEager) {
     try {
@@ -162,7 +163,7 @@ TEST_P(OverlapPolicyThatWaits, WhatClippingPreventsIsNoError) {
           auto* gradient = reinterpret_cast<std::uint16_t*>(lease.gradient(0));
           device->launch(stream.id(), [gradient] { gradient[3] = 0x7f00; });
         }
-        if (updates_early(policy)) await_updates(updates + engine.layout().blocks().size());
+        if (updates_early(policy)) await_updates(updates + layout_of(engine).blocks().size());
         return step.finish();
       };
       if (clip_norm == 1e-3) {
@@ -196,8 +197,8 @@ TEST_P(OverlapPolicyTest, OneBufferOfEachKindIsEnough) {
     config_.memory.host_bytes = parse_size(message.substr(begin, message.find('"', begin) - begin));
   }
   Engine engine(config_, model_, *device_);
-  EXPECT_EQ(engine.placement().lanes.count, 1u);
-  EXPECT_EQ(engine.placement().parameter_slots.count, 2u);
+  EXPECT_EQ(placement_of(engine).lanes.count, 1u);
+  EXPECT_EQ(placement_of(engine).parameter_slots.count, 2u);
   EXPECT_TRUE(
       same_training(run_toy(engine, model_, *device_, config_, {.steps = 3, .micro_batches = 2}),
                     toy_oracle(config_, {.steps = 3, .micro_batches = 2})));
@@ -208,7 +209,7 @@ TEST_P(OverlapPolicyTest, LanesAreAsManyAsTheConfigSays) {
     config_.optimizer.lanes = lanes;
     const auto device = make_host_device({.memory_bytes = 400_KiB, .copy_bytes_per_second = 0});
     Engine engine(config_, model_, *device);
-    EXPECT_EQ(engine.placement().lanes.count, lanes);
+    EXPECT_EQ(placement_of(engine).lanes.count, lanes);
     EXPECT_TRUE(same_training(run_toy(engine, model_, *device, config_, {.steps = 2}),
                               toy_oracle(config_, {.steps = 2})))
         << lanes;
@@ -276,7 +277,7 @@ TEST(UpdatePolicy, AutoKeepsShadowsOnlyWhereEveryBlockHasOne) {
     config.optimizer.clip_norm = 1;
     const auto device = make_host_device({.memory_bytes = 64_MiB});
     const Engine engine(config, toy_model(), *device);
-    EXPECT_EQ(engine.placement().shadow_bytes != 0, parameters == TierChoice::kNvme);
+    EXPECT_EQ(placement_of(engine).shadow_bytes != 0, parameters == TierChoice::kNvme);
   }
 }
 

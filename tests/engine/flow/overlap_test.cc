@@ -10,7 +10,7 @@
 #include <utility>
 
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/run/task_thread.h"

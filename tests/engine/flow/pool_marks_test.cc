@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/plan/pool_meter.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
@@ -63,7 +64,7 @@ TEST(PoolMarks, AreWithinTheBudgetsInEveryPhase) {
       const ModelSpec model = toy_model();
       const auto device = make_host_device({.memory_bytes = 400_KiB});
       Engine engine(config, model, *device);
-      const Placement& placement = engine.placement();
+      const Placement& placement = placement_of(engine);
       const ToyResult result =
           run_toy(engine, model, *device, config, {.steps = 4, .micro_batches = 2});
       PhaseMarks most;
@@ -79,7 +80,8 @@ TEST(PoolMarks, AreWithinTheBudgetsInEveryPhase) {
       EXPECT_EQ(of(most, StepPhase::kOptimizer).most(MemoryPool::kLanes), lane);
       EXPECT_EQ(forward.most(MemoryPool::kLanes), policy == OverlapPolicy::kSerial ? 0 : lane);
       EXPECT_GE(backward.most(MemoryPool::kGradientSlots), placement.gradient_slots.slot_bytes);
-      EXPECT_GE(forward.most(MemoryPool::kWindow), engine.layout().unit_parameter_bytes(UnitId{0}));
+      EXPECT_GE(forward.most(MemoryPool::kWindow),
+                layout_of(engine).unit_parameter_bytes(UnitId{0}));
       EXPECT_GT(backward.most(MemoryPool::kGradientStaging), 0u) << "micro-batches are added";
     }
   }
@@ -96,10 +98,10 @@ Config marks_config(const TempDirectory& directory, OverlapPolicy policy) {
 
 std::uint64_t all_gradients(const Engine& engine, TierChoice tier) {
   std::uint64_t bytes = 0;
-  for (const BlockPlace& block : engine.layout().blocks())
+  for (const BlockPlace& block : layout_of(engine).blocks())
     bytes += tier == TierChoice::kNvme
-                 ? engine.layout().gradient_slot_bytes(block.id)
-                 : block.element_count * engine.layout().format().gradient_bytes();
+                 ? layout_of(engine).gradient_slot_bytes(block.id)
+                 : block.element_count * layout_of(engine).format().gradient_bytes();
   return bytes;
 }
 
@@ -113,7 +115,7 @@ TEST(PoolMarks, HomesAreThoseOfThePlacement) {
     const ModelSpec model = toy_model();
     const auto device = make_host_device({.memory_bytes = 8_MiB, .has_own_memory = true});
     Engine engine(config, model, *device);
-    const Placement& placement = engine.placement();
+    const Placement& placement = placement_of(engine);
     const ToyResult result = run_toy(engine, model, *device, config, {.steps = 2});
     for (const PoolMarks& marks : result.reports.front().buffers) {
       EXPECT_EQ(marks.most(MemoryKind::kParameters), placement.resident_parameter_bytes +
@@ -125,7 +127,7 @@ TEST(PoolMarks, HomesAreThoseOfThePlacement) {
       EXPECT_GT(marks.most(home == TierChoice::kDevice ? Tier::kDevice
                            : home == TierChoice::kHost ? Tier::kHost
                                                        : Tier::kNvme),
-                engine.layout().state_bytes() - 1);
+                layout_of(engine).state_bytes() - 1);
       EXPECT_EQ(marks.most(Tier::kNvme), placement.nvme_bytes());
     }
   }
@@ -198,7 +200,8 @@ TEST(PoolMarks, ShadowsAreInUseUntilTheyAreAdoptedOrDropped) {
     const ModelSpec model = toy_model();
     const auto device = make_host_device({.memory_bytes = 1_MiB});
     Engine engine(config, model, *device);
-    const std::uint64_t homes = engine.placement().nvme_bytes() - engine.placement().shadow_bytes;
+    const std::uint64_t homes =
+        placement_of(engine).nvme_bytes() - placement_of(engine).shadow_bytes;
     // Between the steps an evaluation waits until all is home.
     const ToyResult result =
         run_toy(engine, model, *device, config, {.steps = 6, .evaluate = true});
@@ -211,7 +214,7 @@ TEST(PoolMarks, ShadowsAreInUseUntilTheyAreAdoptedOrDropped) {
     }
     EXPECT_GT(of(most, StepPhase::kOptimizer).most(MemoryPool::kShadows), 0u);
     EXPECT_LE(of(most, StepPhase::kOptimizer).most(MemoryPool::kShadows),
-              engine.placement().shadow_bytes);
+              placement_of(engine).shadow_bytes);
   }
 }
 

@@ -18,6 +18,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/config/config_text.h"
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/placement.h"
 #include "engine/plan/sharding.h"
@@ -190,7 +191,7 @@ class RandomJob {
       if (saves_beside() && step == options_.steps) saved_ = same.finish_save().value().path;
     };
     RankRun run;
-    run.host_bytes = engine.placement().host_bytes();
+    run.host_bytes = placement_of(engine).host_bytes();
     try {
       run.result = run_toy(engine, model, *device, config_, options);
       engine.close();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "io/io_queue.h"
@@ -86,10 +87,10 @@ std::vector<std::byte> forward_of(Step& step, const Engine& engine, const ModelS
   std::vector<std::byte> found;
   for (const UnitId unit : model.forward_order) {
     const Lease lease = step.acquire(unit, Pass::kForward, stream);
-    const auto tensors = engine.layout().tensors_of(unit);
+    const auto tensors = layout_of(engine).tensors_of(unit);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const std::size_t begin = found.size();
-      found.resize(begin + tensors[i].element_count * engine.layout().format().parameter_bytes());
+      found.resize(begin + tensors[i].element_count * layout_of(engine).format().parameter_bytes());
       device.launch(stream.id(), [&found, begin, parameters = lease.parameter(i)] {
         std::memcpy(found.data() + begin, parameters, found.size() - begin);
       });
@@ -102,9 +103,9 @@ std::vector<std::byte> forward_of(Step& step, const Engine& engine, const ModelS
 std::vector<std::byte> parameters_of(Engine& engine, const ModelSpec& model) {
   std::vector<std::byte> all;
   for (const UnitId unit : model.forward_order) {
-    for (const TensorPlace& tensor : engine.layout().tensors_of(unit)) {
+    for (const TensorPlace& tensor : layout_of(engine).tensors_of(unit)) {
       const std::size_t begin = all.size();
-      all.resize(begin + tensor.element_count * engine.layout().format().parameter_bytes());
+      all.resize(begin + tensor.element_count * layout_of(engine).format().parameter_bytes());
       engine.read_state(tensor.id, StateKind::kParameter, 0, std::span(all).subspan(begin));
     }
   }
@@ -135,7 +136,7 @@ TEST(SpeculativeRedo, ForwardDoesNotSeeWhatClippingOverrules) {
   uses.pop_back();
   ASSERT_EQ(last[0].unit, model.forward_order[0]);
   const std::uint64_t planes =
-      2 * (engine.layout().blocks().size() - engine.layout().blocks_of(last[0].unit).size());
+      2 * (layout_of(engine).blocks().size() - layout_of(engine).blocks_of(last[0].unit).size());
   const Watchdog watchdog(std::chrono::seconds(60), "tentative updates are not written");
   const auto until = [](const auto& condition) {
     while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));

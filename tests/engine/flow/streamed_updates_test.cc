@@ -12,7 +12,8 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "tests/support/delays.h"
@@ -36,7 +37,7 @@ class StreamedUpdates : public testing::Test {
     const auto device = make_host_device({.memory_bytes = bytes, .has_own_memory = true});
     const ModelSpec model = toy_model(options.frozen_units);
     Engine engine(config_, model, *device);
-    placement_ = engine.placement();
+    placement_ = placement_of(engine);
     EXPECT_EQ(device->allocated_bytes(), placement_.device_bytes());
     return run_toy(engine, model, *device, config_, options);
   }
@@ -226,7 +227,7 @@ TEST_F(StreamedUpdates, WhatClippingPreventsIsNoError) {
       device->launch(stream.id(), [gradient] { gradient[3] = 0x7f00; });
     }
     const Watchdog watchdog(std::chrono::seconds(60), "no early update");
-    const std::uint64_t blocks = engine.layout().blocks().size();
+    const std::uint64_t blocks = layout_of(engine).blocks().size();
     while (policy == OverlapPolicy::kSpeculative && updates_so_far() - before < blocks)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_LT(step.finish().clip_factor, 1);

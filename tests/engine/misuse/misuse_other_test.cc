@@ -41,7 +41,7 @@ const Misuse kDescriptions[] = {
      engine_of([](World& w) { w.model.units[0].tensors[1].name = "wte"; })},
     {"ATensorWithoutExtents",
      ErrorCode::kInvalidArgument,
-     {"\"wte\"", "no extents"},
+     {"\"wte\"", "no extents", "shape [1]"},
      engine_of([](World& w) { w.model.units[0].tensors[0].shape = {}; })},
     {"AnOrderOfAnUnknownUnit",
      ErrorCode::kInvalidArgument,
@@ -60,9 +60,10 @@ const Misuse kDescriptions[] = {
      ErrorCode::kConfig,
      {"optimizer.adam.beta1", "1"},
      engine_of([](World& w) { w.config.optimizer.adam.beta1 = 1; })},
-    {"APathThatIsNotThere", ErrorCode::kInput, {"/no/such/folder"}, engine_of([](World& w) {
-       w.config.storage.paths = {"/no/such/folder"};
-     })},
+    {"APathThatIsNotThere",
+     ErrorCode::kInput,
+     {"/no/such/folder", "create it"},
+     engine_of([](World& w) { w.config.storage.paths = {"/no/such/folder"}; })},
     {"ABudgetThatIsTooSmall",
      ErrorCode::kOutOfMemory,
      {"memory.host", "the smallest that works"},
@@ -77,14 +78,14 @@ SLUICE_MISUSES(Descriptions, kDescriptions);
 const Misuse kDevices[] = {
     {"AStreamThatWasDestroyed",
      ErrorCode::kInvalidArgument,
-     {"stream", "\"host\"", "destroyed"},
+     {"stream", "\"host\"", "destroyed", "give one"},
      [](World& w) {
        const StreamId gone = Stream(*w.device, "other").id();
        w.device->launch(gone, [] {});
      }},
     {"AnEventOfAnotherDevice",
      ErrorCode::kInvalidArgument,
-     {"event", "\"host\"", "another device"},
+     {"event", "\"host\"", "another device", "give one"},
      [](World& w) {
        const auto other = make_host_device({.memory_bytes = 1_MiB});
        std::vector<Event> events;
@@ -93,7 +94,7 @@ const Misuse kDevices[] = {
      }},
     {"AnEmptyStream",
      ErrorCode::kInvalidArgument,
-     {"stream 0", "\"host\"", "empty"},
+     {"stream 0", "\"host\"", "empty", "give one"},
      [](World& w) { w.device->synchronize(Stream().id()); }},
     {"WorkWithoutAFunction",
      ErrorCode::kInvalidArgument,
@@ -108,14 +109,14 @@ const Misuse kDevices[] = {
      }},
     {"ACopyOntoItself",
      ErrorCode::kInvalidArgument,
-     {"copy", "overlap", "4096 bytes"},
+     {"copy", "overlap", "4096 bytes", "third buffer"},
      [](World& w) {
        const DeviceBuffer buffer(*w.device, 8192, "test");
        w.device->copy(buffer.data() + 1, buffer.data(), 4096, w.stream.id());
      }},
     {"MoreMemoryThanTheDeviceHas",
      ErrorCode::kOutOfMemory,
-     {"test", "64.0 MiB"},
+     {"test", "64.0 MiB", "keep less"},
      [](World& w) { const DeviceBuffer buffer(*w.device, 65_MiB, "test"); }},
 };
 SLUICE_MISUSES(Devices, kDevices);
@@ -123,7 +124,7 @@ SLUICE_MISUSES(Devices, kDevices);
 const Misuse kRanks[] = {
     {"CollectivesOfAnotherDevice",
      ErrorCode::kInvalidArgument,
-     {"\"local\"", "rank 1 of 2", "another device"},
+     {"\"local\"", "rank 1 of 2", "another device", "join with"},
      [](World& w) {
        const auto device = make_host_device({.memory_bytes = 64_MiB});
        LocalWorld world(2, {.timeout_s = 5, .sum = sum_in_order});
@@ -166,7 +167,7 @@ const Misuse kActivations[] = {
      true},
     {"AnActivationKeptPastItsStep",
      ErrorCode::kInvalidArgument,
-     {"data", "step"},
+     {"data", "step", "again"},
      [](World& w) {
        std::optional<Step> step(w.begin());
        (void)w.forward(*step);
@@ -178,7 +179,7 @@ const Misuse kActivations[] = {
      true},
     {"AnActivationKeptPastItsEngine",
      ErrorCode::kInvalidArgument,
-     {"data", "engine"},
+     {"data", "engine", "again"},
      [](World& w) {
        std::optional<Step> step(w.begin());
        (void)w.forward(*step);
@@ -189,7 +190,7 @@ const Misuse kActivations[] = {
      keep_activations},
     {"AnActivationOnAnotherDevice",
      ErrorCode::kInvalidArgument,
-     {"save", "another device"},
+     {"save", "another device", "give a Stream"},
      [](World& w) {
        const auto device = make_host_device({.memory_bytes = 1_MiB});
        const Stream stream(*device, "other");
@@ -213,11 +214,11 @@ void write_tensor(const std::string& path) {
 const Misuse kFiles[] = {
     {"ACheckpointThatIsNotThere",
      ErrorCode::kInput,
-     {"/none"},
+     {"/none", "latest"},
      [](World& w) { (void)open_checkpoint(w.directory.file("none")); }},
     {"ACheckpointOfAnotherModel",
      ErrorCode::kInput,
-     {"model.scale.shape"},
+     {"model.scale.shape", "name a checkpoint of this model"},
      [](World& w) {
        const SavedCheckpoint saved = w.engine->save(w.directory.file("saved"), {});
        ModelSpec other = w.model;
@@ -227,7 +228,7 @@ const Misuse kFiles[] = {
      }},
     {"ACheckpointIntoAFile",
      ErrorCode::kInput,
-     {"/w.safetensors"},
+     {"/w.safetensors", "check the folder"},
      [](World& w) {
        write_tensor(w.directory.file("w.safetensors"));
        (void)w.engine->save(w.directory.file("w.safetensors"), {});
@@ -250,7 +251,7 @@ const Misuse kFiles[] = {
      }},
     {"ATypeThatTheFormatDoesNotWrite",
      ErrorCode::kInvalidArgument,
-     {"\"w\"", "\"I64\""},
+     {"\"w\"", "\"I64\"", "expected F32"},
      [](World& w) {
        const SafetensorsTensor tensor{.name = "w", .dtype = "I64", .shape = {8}};
        write_safetensors_file(w.directory.file("x"), {&tensor, 1}, {}, {});

@@ -26,7 +26,7 @@ const Misuse kSteps[] = {
      true},
     {"FinishedWithALease",
      ErrorCode::kInvalidArgument,
-     {"finish", "1 leases are held"},
+     {"finish", "1 leases are held", "release them"},
      [](World& w) {
        Step step = w.begin();
        const Lease lease = w.backward(step, 0);
@@ -50,7 +50,7 @@ const Misuse kSteps[] = {
      }},
     {"AStepKeptPastItsEngine",
      ErrorCode::kInvalidArgument,
-     {"acquire", "step is over", "engine", "destroyed"},
+     {"acquire", "step is over", "engine", "destroyed", "keep the engine"},
      [](World& w) {
        Step step = w.begin();
        w.engine.reset();
@@ -58,7 +58,7 @@ const Misuse kSteps[] = {
      }},
     {"AnInferenceKeptPastItsEngine",
      ErrorCode::kInvalidArgument,
-     {"acquire", "inference is over", "destroyed"},
+     {"acquire", "inference is over", "destroyed", "keep the engine"},
      [](World& w) {
        Inference inference = w.engine->begin_inference();
        w.engine.reset();
@@ -74,14 +74,14 @@ const Misuse kSteps[] = {
      }},
     {"TwoStepsAtOnce",
      ErrorCode::kInvalidArgument,
-     {"begin_step", "still active"},
+     {"begin_step", "still active", "finish or destroy"},
      [](World& w) {
        const Step step = w.begin();
        (void)w.begin();
      }},
     {"AStepDuringAnInference",
      ErrorCode::kInvalidArgument,
-     {"begin_step", "still active"},
+     {"begin_step", "still active", "finish or destroy"},
      [](World& w) {
        const Inference inference = w.engine->begin_inference();
        (void)w.begin();
@@ -95,11 +95,11 @@ const Misuse kSteps[] = {
      }},
     {"ARateThatIsNotFinite",
      ErrorCode::kInvalidArgument,
-     {"begin_step", "learning_rate", "nan"},
+     {"begin_step", "learning_rate", "nan", "finite and not negative"},
      [](World& w) { (void)w.engine->begin_step({.learning_rate = std::nan("")}); }},
     {"AStepWithoutMicroBatches",
      ErrorCode::kInvalidArgument,
-     {"begin_step", "micro_batches is 0"},
+     {"begin_step", "micro_batches is 0", "at least one"},
      [](World& w) { (void)w.engine->begin_step({.learning_rate = 1, .micro_batches = 0}); }},
     {"RatesOfGroupsThatAreNotThere",
      ErrorCode::kInvalidArgument,
@@ -109,7 +109,7 @@ const Misuse kSteps[] = {
      }},
     {"ADivisorOfZero",
      ErrorCode::kInvalidArgument,
-     {"finish", "gradient_divisor is 0"},
+     {"finish", "gradient_divisor is 0", "finite and positive"},
      [](World& w) {
        Step step = w.begin();
        w.walk(step);
@@ -162,7 +162,7 @@ const Misuse kEngines[] = {
      }},
     {"ValuesTwice",
      ErrorCode::kInvalidArgument,
-     {"initialize", "already"},
+     {"initialize", "already", "make a new engine"},
      [](World& w) { w.engine->initialize(toy_values()); }},
     {"NoFunctionOfValues",
      ErrorCode::kInvalidArgument,
@@ -170,21 +170,21 @@ const Misuse kEngines[] = {
      [](World& w) { Engine(w.config, w.model, *w.device).initialize({}); }},
     {"ARestoreAfterTheValues",
      ErrorCode::kInvalidArgument,
-     {"restore", "already"},
+     {"restore", "already", "make a new engine"},
      [](World& w) {
        MemorySource source(*w.engine);
        w.engine->restore(source);
      }},
     {"AReadDuringAStep",
      ErrorCode::kInvalidArgument,
-     {"read_state", "active"},
+     {"read_state", "active", "finish or destroy"},
      [](World& w) {
        const Step step = w.begin();
        w.read(0, StateKind::kMaster, 0, 4);
      }},
     {"ASaveDuringAStep",
      ErrorCode::kInvalidArgument,
-     {"save", "active"},
+     {"save", "active", "finish or destroy"},
      [](World& w) {
        const Step step = w.begin();
        (void)w.engine->save(w.directory.file("saved"), {});
@@ -199,7 +199,7 @@ const Misuse kEngines[] = {
      }},
     {"AStepAfterClose",
      ErrorCode::kInvalidArgument,
-     {"begin_step", "closed"},
+     {"begin_step", "closed", "make a new one"},
      [](World& w) {
        w.engine->close();
        (void)w.engine->begin_step({.learning_rate = 1});
@@ -212,7 +212,7 @@ const Misuse kEngines[] = {
      [](World& w) { w.engine->commit_now(); }},
     {"TwoEnginesOnOneStore",
      ErrorCode::kInput,
-     {"\"run\"", "in use"},
+     {"\"run\"", "in use", "wait for it to end"},
      [](World& w) { const Engine other(w.config, w.model, *w.device); },
      [](World& w) { w.config.storage.state.name = "run"; }},
     {"ValuesForAStoreThatHasThem",
@@ -225,7 +225,7 @@ const Misuse kEngines[] = {
      [](World& w) { w.config.storage.state.name = "run"; }},
     {"ACallDuringAnothersCall",
      ErrorCode::kInvalidArgument,
-     {"drain", "inside initialize", "another thread"},
+     {"drain", "inside initialize", "another thread", "let that call return"},
      [](World& w) {
        Engine other(w.config, w.model, *w.device);
        std::exception_ptr thrown;
@@ -242,7 +242,7 @@ const Misuse kEngines[] = {
      }},
     {"ACallFromAFunctionThatTheEngineCalls",
      ErrorCode::kInvalidArgument,
-     {"read_state", "inside initialize"},
+     {"read_state", "inside initialize", "let that call return"},
      [](World& w) {
        Engine other(w.config, w.model, *w.device);
        other.initialize(

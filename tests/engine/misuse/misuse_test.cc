@@ -102,14 +102,14 @@ SLUICE_MISUSES(Ids, kIds);
 const Misuse kLeases[] = {
     {"AnotherElementType",
      ErrorCode::kInvalidArgument,
-     {"parameter", "fp32", "precision.parameters is bf16"},
+     {"parameter", "fp32", "precision.parameters is bf16", "ask for those"},
      [](World& w) {
        Step step = w.begin();
        (void)w.forward(step).parameter<float>(0);
      }},
     {"AnotherTypeOfGradient",
      ErrorCode::kInvalidArgument,
-     {"gradient", "fp16", "precision.gradients is bf16"},
+     {"gradient", "fp16", "precision.gradients is bf16", "ask for those"},
      [](World& w) {
        Step step = w.begin();
        (void)w.backward(step, 4).gradient<Fp16>(0);
@@ -123,7 +123,7 @@ const Misuse kLeases[] = {
      }},
     {"AGradientOfAFrozenUnit",
      ErrorCode::kInvalidArgument,
-     {"gradient", "\"h.1\"", "frozen"},
+     {"gradient", "\"h.1\"", "frozen", "leave its gradients out"},
      [](World& w) {
        Step step = w.begin();
        (void)w.backward(step, 2).gradient(0);
@@ -139,7 +139,7 @@ const Misuse kLeases[] = {
      }},
     {"ALeaseThatWasMovedFrom",
      ErrorCode::kInvalidArgument,
-     {"gradient", "moved"},
+     {"gradient", "moved", "acquire again"},
      [](World& w) {
        Step step = w.begin();
        Lease lease = w.forward(step);
@@ -148,7 +148,7 @@ const Misuse kLeases[] = {
      }},
     {"ALeaseThatIsOverwrittenByItself",
      ErrorCode::kInvalidArgument,
-     {"parameter", "\"embedding\"", "released"},
+     {"parameter", "\"embedding\"", "released", "again"},
      [](World& w) {
        Step step = w.begin();
        Lease lease = w.forward(step);
@@ -168,7 +168,7 @@ const Misuse kLeases[] = {
      }},
     {"ALeaseKeptIntoTheNextStep",
      ErrorCode::kInvalidArgument,
-     {"gradient", "\"embedding\"", "step"},
+     {"gradient", "\"embedding\"", "step", "again"},
      [](World& w) {
        std::optional<Step> step(w.begin());
        const Lease lease = w.forward(*step);
@@ -178,7 +178,7 @@ const Misuse kLeases[] = {
      }},
     {"ALeaseKeptPastItsEngine",
      ErrorCode::kInvalidArgument,
-     {"tensor", "unit 0", "engine", "destroyed"},
+     {"tensor", "unit 0", "engine", "destroyed", "keep the engine"},
      [](World& w) {
        std::optional<Step> step(w.begin());
        const Lease lease = w.forward(*step);
@@ -187,7 +187,7 @@ const Misuse kLeases[] = {
      }},
     {"ALeaseKeptPastItsInference",
      ErrorCode::kInvalidArgument,
-     {"parameter", "\"embedding\""},
+     {"parameter", "\"embedding\"", "again"},
      [](World& w) {
        std::optional<Inference> inference(w.engine->begin_inference());
        const Lease lease = inference->acquire(UnitId{0}, w.stream);
@@ -196,7 +196,7 @@ const Misuse kLeases[] = {
      }},
     {"ALeaseKeptPastItsStream",
      ErrorCode::kInvalidArgument,
-     {"acquire", "stream", "is empty"},
+     {"acquire", "stream", "is empty", "give a Stream"},
      [](World& w) {
        Step step = w.begin();
        std::optional<Stream> other(std::in_place, *w.device, "other");
@@ -207,7 +207,7 @@ const Misuse kLeases[] = {
      }},
     {"MoreLeasesThanDeclared",
      ErrorCode::kInvalidArgument,
-     {"acquire", "still held", "concurrent_leases is 1"},
+     {"acquire", "still held", "concurrent_leases is 1", "has to end"},
      [](World& w) {
        Step step = w.begin();
        const Lease first = w.forward(step);
@@ -215,7 +215,7 @@ const Misuse kLeases[] = {
      }},
     {"AStreamOfAnotherDevice",
      ErrorCode::kInvalidArgument,
-     {"acquire", "another device", "\"host\""},
+     {"acquire", "another device", "\"host\"", "give a Stream"},
      [](World& w) {
        const auto device = make_host_device({.memory_bytes = 1_MiB});
        const Stream stream(*device, "other");
@@ -224,7 +224,7 @@ const Misuse kLeases[] = {
      }},
     {"AStreamThatWasMovedFrom",
      ErrorCode::kInvalidArgument,
-     {"acquire", "stream", "is empty"},
+     {"acquire", "stream", "is empty", "give a Stream"},
      [](World& w) {
        Stream stream(*w.device, "other");
        const Stream other = std::move(stream);

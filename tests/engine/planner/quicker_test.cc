@@ -6,11 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <random>
 #include <sstream>
+#include <vector>
 
 #include <sluice/config_document.h>
 #include <sluice/error.h>
+#include "base/at_once.h"
 #include "tests/support/campaign.h"
 
 namespace sluice {
@@ -30,6 +33,7 @@ class RandomPlan {
       request.forward_flops.push_back(static_cast<double>(elements) * any_magnitude(10, 1e4));
       parameters += static_cast<double>(elements);
     }
+    request.run_each = for_each_at_once;
     request.micro_batches = 1 + static_cast<std::uint32_t>(below(3));
     request.flops = any_magnitude(1e10, 1e12);
     request.machine.device_is_host = below(2) == 0;
@@ -138,6 +142,33 @@ TEST(Quicker, NothingIsQuickerWithoutBeingNamedAndWhatIsNamedKeepsItsPromise) {
   EXPECT_GT(rows, 5);
   EXPECT_GT(policies, 5);
   EXPECT_GT(processors, 5);
+}
+
+// The planner makes its calls through the request's runner alone, and their order changes nothing.
+TEST(PlanAlternatives, AreTheSameUnderEveryRunner) {
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    PlanRequest request = RandomPlan(seed).request;
+    const auto at_once = plan_alternatives(request);
+    request.run_each = run_in_turn;
+    const auto in_turn = plan_alternatives(request);
+    std::vector<std::size_t> counts;
+    request.run_each = [&](std::size_t count, const std::function<void(std::size_t)>& run) {
+      counts.push_back(count);
+      for (std::size_t i = count; i > 0; --i) run(i - 1);
+    };
+    const auto backwards = plan_alternatives(request);
+    // The placements, the config's own under each policy if it fits, and the simulations.
+    ASSERT_EQ(counts.size(), in_turn.front().obstacle.empty() ? 3u : 2u);
+    EXPECT_EQ(counts.front(), in_turn.size());
+    for (const auto* other : {&at_once, &backwards}) {
+      ASSERT_EQ(other->size(), in_turn.size());
+      for (std::size_t i = 0; i < in_turn.size(); ++i) {
+        EXPECT_EQ((*other)[i].obstacle, in_turn[i].obstacle) << "seed " << seed;
+        EXPECT_EQ((*other)[i].placement, in_turn[i].placement) << "seed " << seed;
+        EXPECT_EQ((*other)[i].step.step_s, in_turn[i].step.step_s) << "seed " << seed;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <sluice/units.h>
 #include "base/memory_room.h"
 #include "base/topology.h"
+#include "engine/engine_access.h"
 #include "engine/plan/sharding.h"
 #include "engine/planner/run_plan.h"
 #include "io/direct_file.h"
@@ -101,8 +102,10 @@ bool expect_the_engines_plan(const Config& config, const ModelSpec& model, RunMa
   if (!planned || !engine) return false;
   const Layout layout =
       plan_layout(config, model, shard_of(config.sharding, /*rank=*/0, machine.ranks));
-  const Placement& placement = (*engine)->placement();
+  const Placement& placement = placement_of(**engine);
   EXPECT_EQ(plan_run(config, model, layout, machine).placement, placement);
+  EXPECT_EQ(planned->device_budget_bytes, placement.device_budget_bytes);
+  EXPECT_EQ(planned->host_budget_bytes, placement.host_budget_bytes);
   EXPECT_EQ(planned->device_bytes, placement.device_bytes());
   EXPECT_EQ(planned->host_bytes, placement.host_bytes());
   EXPECT_EQ(planned->nvme_bytes, placement.nvme_bytes());

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/plan/placement.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/campaign.h"

@@ -11,6 +11,7 @@
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "tests/engine/ranks/sharding_cases.h"
 #include "tests/support/many_ranks.h"
@@ -88,7 +89,7 @@ TEST_P(ManyRanksTest, StepsAgreeOnTheNorm) {
     Engine engine(world.config, world.model, *world.device, &collectives);
     engine.initialize(kZeros);
     double owned = 0;
-    for (const UnitPlace& unit : engine.layout().units())
+    for (const UnitPlace& unit : layout_of(engine).units())
       if (unit.shard_begin < unit.payload_elements)
         owned += static_cast<double>(
             std::min(unit.shard_elements, unit.payload_elements - unit.shard_begin));

@@ -17,6 +17,7 @@
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "cpu_optim/rank_sum.h"
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "gpu/ranks/local_collectives.h"
 #include "gpu/ranks/nccl_collectives.h"
@@ -24,9 +25,9 @@
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
 #include "tests/gpu/ranks/fake_nccl.h"
 #include "tests/support/campaign.h"
-#include "tests/support/elements.h"
 #include "tests/support/hang_guard.h"
 #include "tests/support/temp_directory.h"
+#include "tests/support/typed_elements.h"
 
 namespace sluice::test {
 namespace {
@@ -96,7 +97,7 @@ StateBytes train(const Config& config, Device& device, Collectives& collectives,
   };
   const auto backward = [&](Step& step, UnitId unit, std::uint64_t key) {
     std::optional<Lease> lease = step.acquire(unit, Pass::kBackward, stream);
-    const auto tensors = engine.layout().tensors_of(unit);
+    const auto tensors = layout_of(engine).tensors_of(unit);
     for (std::size_t tensor = 0; tensor < tensors.size(); ++tensor)
       bring_gradient(device, stream.id(), lease->gradient(tensor), key + 13 * tensor,
                      tensors[tensor].element_count);

@@ -14,6 +14,7 @@
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "cpu_optim/rank_sum.h"
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "gpu/ranks/local_collectives.h"
@@ -22,8 +23,8 @@
 #include "tests/gpu/cuda/fake_cuda_log.h"
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
 #include "tests/gpu/ranks/fake_nccl.h"
-#include "tests/support/elements.h"
 #include "tests/support/temp_directory.h"
+#include "tests/support/typed_elements.h"
 
 namespace sluice::test {
 namespace {
@@ -96,7 +97,7 @@ StateBytes train(const Config& config, Device& device, Collectives* collectives,
       if (lag != nullptr) lag->after_release();
       const Lease lease = step.acquire(unit, Pass::kBackward, stream);
       if (lag != nullptr) lag->acquire();
-      const auto tensors = engine.layout().tensors_of(unit);
+      const auto tensors = layout_of(engine).tensors_of(unit);
       for (std::size_t tensor = 0; tensor < tensors.size(); ++tensor) {
         const std::uint64_t count = tensors[tensor].element_count;
         PinnedGradient gradient(device, count * size_of(type));
@@ -252,7 +253,7 @@ TEST(EngineOverNccl, BudgetOfAllThatIsFreeIsReadWhenTheCommunicatorsAreThere) {
           make_nccl_collectives(*device, {.timeout_s = 60, .library = FAKE_NCCL}, id, rank, kTwo);
       Engine engine(config, validated(toy_model()), *device, collectives.get());
       // The first one, and gathers, resident gathers, reductions and votes.
-      EXPECT_LE(engine.placement().device_budget_bytes, at_first - 5 * kFakeCommunicatorBytes);
+      EXPECT_LE(placement_of(engine).device_budget_bytes, at_first - 5 * kFakeCommunicatorBytes);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -9,6 +9,7 @@
 
 #include <sluice/units.h>
 #include "cpu_optim/rank_sum.h"
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/placement.h"
 #include "gpu/ranks/local_collectives.h"
@@ -69,9 +70,9 @@ inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
         Engine engine = EngineOverQueue::make(
             own_config, model, *device, conditions.io_delay_us_max != 0 ? delays : QueueDecorator(),
             collectives.get());
-        runs[rank].device_bytes = engine.placement().device_bytes();
-        runs[rank].host_bytes = engine.placement().host_bytes();
-        runs[rank].shadow_bytes = engine.placement().shadow_bytes;
+        runs[rank].device_bytes = placement_of(engine).device_bytes();
+        runs[rank].host_bytes = placement_of(engine).host_bytes();
+        runs[rank].shadow_bytes = placement_of(engine).shadow_bytes;
         runs[rank].result = run_toy(engine, model, *device, config, own);
         if (conditions.closes) engine.close();
       } catch (const std::exception& error) {

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "cpu_optim/rank_sum.h"
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/rank_threads.h"

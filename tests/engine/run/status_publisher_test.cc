@@ -17,7 +17,7 @@
 
 #include <sluice/units.h>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/run/status_page.h"
 #include "tests/support/fork_quietly.h"
 #include "tests/support/temp_directory.h"

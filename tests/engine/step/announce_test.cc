@@ -9,6 +9,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
@@ -108,7 +109,7 @@ TEST_F(AnnounceTest, AHundredStepsReadWhatTheyAnnounce) {
   const auto device = make_host_device({.memory_bytes = *config_.memory.device_bytes});
   const ModelSpec model = toy_model_of(options);
   Engine engine(config_, model, *device);
-  ASSERT_EQ(engine.placement().announced_window.count, 1u);
+  ASSERT_EQ(placement_of(engine).announced_window.count, 1u);
   const ToyResult result = run_toy(engine, model, *device, config_, options);
   for (std::uint64_t step = 1; step <= options.steps; ++step) {
     ToyUses uses;
@@ -118,7 +119,7 @@ TEST_F(AnnounceTest, AHundredStepsReadWhatTheyAnnounce) {
     std::uint64_t bytes = 0;
     for (const ToyUse& use : uses) {
       if (index_of(use.unit) < kFirstExpert) continue;
-      for (const BlockPlace& block : engine.layout().blocks_of(use.unit))  // forward and backward
+      for (const BlockPlace& block : layout_of(engine).blocks_of(use.unit))  // forward and backward
         bytes += 2 * align_up(block.element_count * 2, 4096);
     }
     const StepReport& report = result.reports[step - 1];

@@ -10,6 +10,7 @@
 #include <sluice/units.h>
 
 #include "cpu_optim/rank_sum.h"
+#include "engine/engine_access.h"
 #include "engine/plan/placement.h"
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/sharding_cases.h"
@@ -191,7 +192,7 @@ std::vector<StateBytes> states_of_two_ranks(const Config& config, double begin, 
       const auto device = make_host_device({.memory_bytes = 64_MiB});
       const auto collectives = world.join(rank, *device);
       Engine engine(config, model, *device, collectives.get());
-      EXPECT_GT(engine.placement().shadow_bytes, 0u);
+      EXPECT_GT(placement_of(engine).shadow_bytes, 0u);
       engine.initialize(toy_values());
       const Stream stream(*device, "compute");
       Step step = engine.begin_step({.learning_rate = begin});

@@ -10,7 +10,8 @@
 #include <vector>
 
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "engine/step/schedule_cursor.h"
@@ -62,8 +63,8 @@ TEST_F(InferenceTest, TheNextBatchIsReadWhileTheLastUnitOfThisOneIsLeased) {
   const auto device = make_host_device({.memory_bytes = 1_MiB});
   Engine engine(config_, three_units(kLarge), *device);
   // Two of the units fit beside each other, but not all three.
-  ASSERT_GE(engine.placement().window_bytes, 2 * 2 * kLarge);
-  ASSERT_LT(engine.placement().window_bytes, 3 * 2 * kLarge);
+  ASSERT_GE(placement_of(engine).window_bytes, 2 * 2 * kLarge);
+  ASSERT_LT(placement_of(engine).window_bytes, 3 * 2 * kLarge);
   engine.initialize(toy_values());
   const Stream stream(*device, "compute");
   {
@@ -123,7 +124,7 @@ TEST_F(InferenceTest, TheNumberOfBatchesIsLearnedInAFewChanges) {
   const auto device = make_host_device({.memory_bytes = 1_MiB});
   const ModelSpec model = validated(three_units());
   const Engine engine(config_, model, *device);
-  ScheduleCursor cursor(model, engine.layout(), engine.placement());
+  ScheduleCursor cursor(model, layout_of(engine), placement_of(engine));
   EXPECT_EQ(changes_of(cursor, 3 * 9), 4u) << "for 2, 4, 8 and 16 batches";
   EXPECT_EQ(changes_of(cursor, 3 * 9), 0u);
   EXPECT_EQ(changes_of(cursor, 3 * 9 + 3), 1u) << "9 had been expected, and none behind them";
@@ -142,7 +143,7 @@ TEST_F(InferenceTest, TheFirstUnitMayBeUsedAgainAtTheEndOfAForward) {
   const ModelSpec model = validated(three_units());
   const Engine engine(config_, model, *device);
   for (const std::uint32_t batches : {1u, 2u, 3u}) {
-    ScheduleCursor cursor(model, engine.layout(), engine.placement());
+    ScheduleCursor cursor(model, layout_of(engine), placement_of(engine));
     std::vector<std::uint32_t> units;
     for (std::uint32_t batch = 0; batch < batches; ++batch) units.insert(units.end(), {0, 1, 2, 0});
     EXPECT_GT(changes_of(cursor, units), 0u);
@@ -159,7 +160,7 @@ TEST_F(InferenceTest, AForwardThatStopsBeforeATiedHeadIsNoBatch) {
   tied.forward_order = {UnitId{0}, UnitId{1}, UnitId{2}, UnitId{0}};
   const ModelSpec model = validated(tied);
   const Engine engine(config_, model, *device);
-  ScheduleCursor cursor(model, engine.layout(), engine.placement());
+  ScheduleCursor cursor(model, layout_of(engine), placement_of(engine));
   EXPECT_EQ(changes_of(cursor, {0, 1, 2}), 0u);
   EXPECT_EQ(changes_of(cursor, {0, 1, 2, 0}), 0u);
   EXPECT_EQ(changes_of(cursor, {0, 1, 2, 0, 0, 1, 2, 0}), 1u);

@@ -8,6 +8,7 @@
 #include "engine/bound/bound.h"
 #include "engine/bound/planned_step.h"
 #include "engine/checkpoint/checkpoint_source.h"
+#include "engine/engine_access.h"
 #include "tests/engine/checkpoint/save_beside.h"
 #include "tests/engine/step/announce_cases.h"
 #include "tests/support/memory_source.h"
@@ -191,7 +192,7 @@ TEST_F(LazyTest, ThePlanCountsTheBytesOfLateUnits) {
   rates.units.assign(model.units.size(), {.forward_s = 1e-5, .backward_s = 1e-5});
   for (const StepReport& report : result.reports) {
     SCOPED_TRACE(report.step);
-    const PlannedStep planned({.model = model}, engine.layout(), engine.placement(), 1,
+    const PlannedStep planned({.model = model}, layout_of(engine), placement_of(engine), 1,
                               announced_at(report.step, uses));
     const Traffic least = bound_step(planned.shape(rates), OverlapPolicy::kSerial).traffic;
     EXPECT_EQ(report.nvme_write_bytes, least.nvme_write_bytes);

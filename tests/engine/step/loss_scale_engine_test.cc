@@ -7,6 +7,7 @@
 
 #include <sluice/units.h>
 #include "cpu_optim/rank_sum.h"
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/sharding_cases.h"
@@ -39,7 +40,7 @@ ScaledRun run_scaled(Engine& engine, HostDevice& device, const Config& config, i
       for (const UnitId unit : units) {
         const Lease lease = step.acquire(unit, pass, stream);
         if (pass == Pass::kForward) continue;
-        const auto tensors = engine.layout().tensors_of(unit);
+        const auto tensors = layout_of(engine).tensors_of(unit);
         for (std::size_t t = 0; t < tensors.size(); ++t) {
           device.launch(stream.id(), [&config, gradient = lease.gradient(t), scale, is_overflowing,
                                       number = step.number(), count = tensors[t].element_count] {

@@ -22,6 +22,7 @@
 #include "gpu/ranks/local_collectives.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
 
 namespace sluice::test {
 namespace {
@@ -176,9 +177,10 @@ const std::vector<Part> kPipeline{{.units = {{"in", {tensor("norm", 300), tensor
                                              {"out", {tensor("out", 6000)}}}}};
 
 Config config_in(const std::string& folder) {
-  Config config;
+  Config config = config_of_environment();
   config.precision = {.parameters = DType::kFp32, .gradients = DType::kFp32};
-  config.memory = {.device_bytes = 4_MiB, .host_bytes = 4_MiB};
+  config.memory.device_bytes = 4_MiB;
+  config.memory.host_bytes = 4_MiB;
   config.storage.paths = {folder};
   config.storage.block_elements = 4096;
   config.optimizer.non_finite = NonFinitePolicy::kSkip;

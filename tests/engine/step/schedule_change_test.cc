@@ -13,6 +13,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/run/task_thread.h"
@@ -357,14 +358,14 @@ TEST_F(ScheduleChangeTest, AnInferenceInAnotherOrder) {
     Inference inference = engine.begin_inference();
     for (const std::uint32_t unit : {5u, 3u, 3u, 0u, 4u}) {
       const Lease lease = inference.acquire(UnitId{unit}, stream);
-      const TensorPlace& tensor = engine.layout().tensors_of(UnitId{unit})[0];
+      const TensorPlace& tensor = layout_of(engine).tensors_of(UnitId{unit})[0];
       std::vector<std::byte> seen(tensor.element_count * 2);
       device->launch(stream.id(), [&seen, from = lease.parameter(0)] {
         std::copy_n(from, seen.size(), seen.begin());
       });
       device->synchronize(stream.id());
       std::size_t begin = 0;
-      for (const TensorPlace& other : engine.layout().tensors()) {
+      for (const TensorPlace& other : engine.tensors()) {
         if (other.id == tensor.id) break;
         begin += other.element_count * (2 + 3 * sizeof(float));
       }

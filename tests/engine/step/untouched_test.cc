@@ -13,6 +13,7 @@
 #include <sluice/units.h>
 #include "engine/checkpoint/checkpoint_source.h"
 #include "engine/checkpoint/store_source.h"
+#include "engine/engine_access.h"
 #include "tests/engine/checkpoint/save_beside.h"
 #include "tests/engine/step/announce_cases.h"
 #include "tests/support/expect_error.h"
@@ -137,7 +138,7 @@ TEST_F(UntouchedTest, OnlyTheBytesOfWhatAStepUsesMove) {
   std::uint64_t scheduled_bytes = 0;  // of the update of the toy's own units
   const auto update_bytes = [&](std::uint32_t unit) {
     std::uint64_t bytes = 0;
-    for (const BlockPlace& block : engine.layout().blocks_of(UnitId{unit}))  // bf16, split master
+    for (const BlockPlace& block : layout_of(engine).blocks_of(UnitId{unit}))  // bf16, split master
       bytes += align_up(block.element_count * 2, 4096) + align_up(block.element_count * 10, 4096);
     return bytes;
   };
@@ -233,7 +234,7 @@ TEST_F(UntouchedTest, EachUnitIsWhatTorchsAdamWMakesOfIt) {
 std::map<std::string, std::uint64_t> updates_after(std::uint64_t seed, std::uint64_t steps,
                                                    const Engine& engine) {
   std::map<std::string, std::uint64_t> updates;
-  for (const TensorPlace& tensor : engine.layout().tensors()) {
+  for (const TensorPlace& tensor : engine.tensors()) {
     std::uint64_t count = 0;
     for (std::uint64_t step = 1; step <= steps; ++step)
       count += touched_in(seed, step).count(index_of(tensor.unit));

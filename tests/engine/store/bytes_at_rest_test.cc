@@ -10,6 +10,7 @@
 
 #include <sluice/plan.h>
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/planner/phase_memory.h"
 #include "engine/planner/run_plan.h"
 #include "io/direct_file.h"
@@ -86,9 +87,9 @@ std::uint64_t bytes_on(Tier tier, const std::vector<Pool>& pools) {
 // Fetches read each parameter in forward, and again in backward: those of the first units, since
 // the last ones are still in the window.
 double fetched_bytes(const Engine& engine) {
-  const Layout& layout = engine.layout();
+  const Layout& layout = layout_of(engine);
   const std::uint64_t places =
-      engine.placement().window_bytes / layout.unit_parameter_bytes(UnitId{0});
+      placement_of(engine).window_bytes / layout.unit_parameter_bytes(UnitId{0});
   const auto units = static_cast<double>(layout.units().size());
   return 2 * (2 - static_cast<double>(places) / units);
 }
@@ -98,7 +99,7 @@ TEST_P(BytesAtRest, FilesAndTraffic) {
   const auto device = make_host_device({.memory_bytes = kDeviceBytes});
   Engine engine(of_run, model_, *device);
   std::uint64_t file_bytes = 0;
-  for (const DirectFile& file : engine.storage_files()) {
+  for (const DirectFile& file : storage_files_of(engine)) {
     struct stat found {};
     ASSERT_EQ(::fstat(file.descriptor(), &found), 0);
     EXPECT_GE(found.st_blocks * 512, found.st_size);  // the space is there
@@ -127,8 +128,8 @@ TEST_P(BytesAtRest, ResidentMemory) {
   PhaseMarks metered;
   for (const StepReport& report : result.reports) raise_marks(metered, report.buffers);
   const PhaseMarks predicted = predicted_marks({.model = model_,
-                                                .layout = engine.layout(),
-                                                .placement = engine.placement(),
+                                                .layout = layout_of(engine),
+                                                .placement = placement_of(engine),
                                                 .policy = OverlapPolicy::kSerial});
   PoolMarks most, expected;
   for (const PoolMarks& marks : metered) raise_marks(most, marks);
@@ -145,7 +146,7 @@ TEST_P(BytesAtRest, ResidentMemory) {
   const Plan planned =
       plan(of_run, model_, {.device_is_host = false, .device_bytes = kDeviceBytes});
   EXPECT_EQ(planned.host_bytes, bytes_on(Tier::kHost, planned.pools));
-  EXPECT_EQ(engine.placement().host_bytes(), planned.host_bytes);
+  EXPECT_EQ(placement_of(engine).host_bytes(), planned.host_bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Moments, BytesAtRest,

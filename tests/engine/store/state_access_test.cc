@@ -18,6 +18,7 @@
 #include <sluice/checkpoint.h>
 #include <sluice/units.h>
 #include "base/moment_codes.h"
+#include "engine/engine_access.h"
 #include "engine/plan/placement.h"
 #include "tests/engine/store/state_access_cases.h"
 #include "tests/support/expect_error.h"
@@ -270,7 +271,8 @@ TEST(StateAccessMemory, IsThatOfThePools) {
   };
   const auto device = make_host_device({.memory_bytes = 160_MiB});
   Engine engine(config, model, *device);
-  const std::uint64_t pools = engine.placement().host_bytes() + engine.placement().device_bytes();
+  const std::uint64_t pools =
+      placement_of(engine).host_bytes() + placement_of(engine).device_bytes();
   Formula formula;
   EXPECT_LE(growth_of([&] { engine.restore(formula); }), pools / 5);
   EXPECT_LE(growth_of([&] { (void)engine.save(root, {}); }), pools / 5);

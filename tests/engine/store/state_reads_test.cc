@@ -11,6 +11,7 @@
 #include <thread>
 
 #include <sluice/checkpoint.h>
+#include "engine/engine_access.h"
 #include "engine/plan/layout.h"
 #include "tests/engine/store/state_access_cases.h"
 #include "tests/support/expect_error.h"
@@ -124,9 +125,9 @@ TEST_F(StateReadsTest, WholeTensorsInOrderReadEachBlockOnceAndAhead) {
     expect_values(tensor, StateKind::kMaster, 0, tensor.element_count);
     // Tensor 2 ends with the first unit: those of the next one are under way.
     if (index_of(tensor.id) == 2)
-      await_reads(2 * (engine.layout().blocks_of(tensor.unit).size() + 3));
+      await_reads(2 * (layout_of(engine).blocks_of(tensor.unit).size() + 3));
   }
-  EXPECT_EQ(reads_.count(), 2 * engine.layout().blocks().size());
+  EXPECT_EQ(reads_.count(), 2 * layout_of(engine).blocks().size());
 }
 
 // A call that follows no other one tells nothing about the next.

@@ -11,6 +11,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/store/storage_queue.h"
@@ -167,7 +168,7 @@ TEST(StoragePriority, EveryRequestSaysHowUrgentItIs) {
     const bool is_record = request.length_bytes > 4096 * sizeof(std::uint16_t);
     EXPECT_FALSE(is_record && request.priority == IoPriority::kHigh);
   }
-  const std::size_t blocks = engine.layout().blocks().size();
+  const std::size_t blocks = layout_of(engine).blocks().size();
   EXPECT_GE(counts[IoPriority::kHigh], blocks);    // forward, at least
   EXPECT_GE(counts[IoPriority::kNormal], blocks);  // the pass: records at least
   EXPECT_EQ(counts[IoPriority::kLow], 2 * blocks);

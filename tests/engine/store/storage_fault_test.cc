@@ -14,7 +14,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/engine_over_queue.h"
 #include "io/transfer_progress.h"
 #include "tests/support/campaign.h"

@@ -1,6 +1,7 @@
 // Blocks over several storage paths: the shares that were asked for, where weights come from, and
 // that no bit depends on them.
 #include "engine/plan/striping.h"
+#include "engine/engine_access.h"
 #include "engine/engine_over_queue.h"
 
 #include <sys/stat.h>
@@ -159,7 +160,7 @@ TEST_F(Striped, BitsDoNotDependOnPathsAndWeightsAndEachDriveMovesItsShare) {
           });
       EXPECT_TRUE(same_training(run_toy(engine, model, *device, config, options),
                                 toy_oracle(config, options)));
-      ASSERT_EQ(engine.storage_files().size(), weights.size());
+      ASSERT_EQ(storage_files_of(engine).size(), weights.size());
       const double weight_sum = std::accumulate(weights.begin(), weights.end(), 0.0);
       std::uint64_t sum = 0;
       for (const auto& [drive, moved] : bytes) sum += moved;

@@ -48,6 +48,7 @@ void arm_fake_cuda_fault(const FakeCudaFault& fault) {
 
 FakeCudaFaultReport disarm_fake_cuda_fault() {
   fail_fake_cuda({.status = 0});
+  destroy_fake_cuda_streams_left();
   const std::scoped_lock lock(faults().mutex);
   faults().is_armed = false;
   return std::exchange(faults().report, {});

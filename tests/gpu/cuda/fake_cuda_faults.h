@@ -57,5 +57,9 @@ int fake_cuda_answer(int status);
 bool is_fake_cuda_fault_armed();
 // The stand-in calls this function to complete all work that is on any stream.
 void finish_fake_cuda_work();
+// The stand-in calls this function at the end of a lasting failure. The function destroys the
+// streams that the failure has kept. Otherwise, the threads of many failures would slow down a
+// campaign.
+void destroy_fake_cuda_streams_left();
 
 }  // namespace sluice::test

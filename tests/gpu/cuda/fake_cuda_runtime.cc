@@ -83,6 +83,11 @@ void refuse_next_fake_cuda_callback() {
   runtime().refuses_next_callback = true;
 }
 
+void set_fake_cuda_pci_address(const std::string& address) {
+  const std::scoped_lock lock(runtime().mutex);
+  runtime().pci_address = address;
+}
+
 void call_at_fake_cuda_gpu_changes(std::function<void()> work) {
   const std::scoped_lock lock(runtime().mutex);
   runtime().at_gpu_change = std::move(work);
@@ -119,6 +124,20 @@ void finish_fake_cuda_work() {
     for (const auto& [stream, gpu] : runtime().stream_gpus) streams.push_back(stream);
   }
   for (const StreamId stream : streams) runtime().device->synchronize(stream);
+}
+
+void destroy_fake_cuda_streams_left() {
+  std::vector<StreamId> left;
+  {
+    const std::scoped_lock lock(runtime().mutex);
+    left.swap(runtime().streams_left);
+  }
+  for (const StreamId stream : left) runtime().device->destroy_stream(stream);
+}
+
+std::uint64_t fake_cuda_objects() {
+  const std::scoped_lock lock(runtime().mutex);
+  return runtime().stream_gpus.size() + runtime().event_gpus.size();
 }
 
 std::uint64_t fake_cuda_allocated_bytes() {
@@ -183,6 +202,10 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
   if (device < 0 || device >= kFakeCudaGpus || length < 13) return answer(cudaErrorInvalidDevice);
   std::strcpy(text, "0000:3B:00.0");
   text[11] = static_cast<char>('0' + device);
+  const std::scoped_lock lock(runtime().mutex);
+  const std::string& chosen = runtime().pci_address;
+  if (!chosen.empty() && chosen.size() < static_cast<std::size_t>(length))
+    std::strcpy(text, chosen.c_str());
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
@@ -259,15 +282,17 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-// Does not wait. After a failure the stream stays, with its callbacks, to the end of the program.
+// Does not wait. After a failure the stream stays, with its callbacks, to the end of the program,
+// or of the failure (disarm_fake_cuda_fault()).
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const cudaError_t status = enter(__func__);
-  if (runtime().failed != 0) return status;
+  const bool stays = runtime().failed != 0;
   {
     const std::scoped_lock lock(runtime().mutex);
     runtime().stream_gpus.erase(id_of_stream(stream));
+    if (stays) runtime().streams_left.push_back(id_of_stream(stream));
   }
-  runtime().device->destroy_stream(id_of_stream(stream));
+  if (!stays) runtime().device->destroy_stream(id_of_stream(stream));
   return status;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -288,6 +313,10 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   runtime().device->destroy_event(id_of_event(event));
+  {
+    const std::scoped_lock lock(runtime().mutex);
+    runtime().event_gpus.erase(id_of_event(event));
+  }
   return enter(__func__);
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {

@@ -30,6 +30,10 @@ void refuse_next_fake_cuda_callback();
 // this.
 void call_at_fake_cuda_gpu_changes(std::function<void()> work);
 
+// From now on, every GPU tells this PCI address, such as "0000:00:01.0". If `address` is empty, as
+// at first, each GPU has an address of its own, at which there is no device.
+void set_fake_cuda_pci_address(const std::string& address);
+
 // The answer of the driver to cuMemcpyBatchAsync. A driver before CUDA 12.8 does not have this
 // function.
 enum class FakeCudaBatches : std::uint8_t { kTaken, kRefused, kUnknown };
@@ -39,6 +43,8 @@ void set_fake_cuda_batches(FakeCudaBatches batches);
 // returns the number of bytes of registered host pages.
 std::uint64_t fake_cuda_allocated_bytes();
 std::uint64_t fake_cuda_registered_bytes();
+// Returns the number of streams and events that have been made and not destroyed.
+std::uint64_t fake_cuda_objects();
 
 // Returns the GPUs on which a context has been made since the last call of this function. On a real
 // GPU, a context takes about 0.5 GB.

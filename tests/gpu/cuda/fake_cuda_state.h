@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <sluice/error.h>
 #include <sluice/host_device.h>
@@ -30,12 +31,14 @@ struct FakeCudaState {
   std::map<std::byte*, std::uint64_t> registered;
   std::map<const std::byte*, std::uint64_t> allocated;
   std::map<StreamId, int> stream_gpus;
+  std::vector<StreamId> streams_left;  // destroyed after a failure
   std::map<EventId, int> event_gpus;
   std::set<int> contexts;                        // GPUs on which the process has a context
   std::map<int, int> communicators;              // by GPU
   std::set<std::pair<int, std::string>> loaded;  // kernels, by GPU
   std::set<std::string> loaded_late;
   std::function<void()> at_gpu_change;
+  std::string pci_address;  // empty: each GPU has one of its own
 };
 
 FakeCudaState& runtime();

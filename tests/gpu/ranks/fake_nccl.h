@@ -20,6 +20,11 @@ struct fake_nccl_counts {
   // The length of the shortest message between two ranks. The length is 0 if there was no message.
   // Messages of single bytes, which connect the ranks, do not count.
   std::uint64_t message_bytes_least = 0;
+  // The bytes that ranks got from other ranks, by messages, gathers and broadcasts: from ranks of
+  // the same node, and from ranks of another node (fake_nccl_count_nodes()). Reductions by NCCL
+  // itself do not count, and neither do single bytes.
+  std::uint64_t inside_bytes = 0;
+  std::uint64_t across_bytes = 0;
   // The number of requests in which a rank's offset in a symmetric window differed from the offset
   // of rank 0.
   int unequal_offsets = 0;
@@ -48,6 +53,8 @@ extern "C" void fake_nccl_hang(bool do_hang);
 // If `do_hang` is true, aborts of communicators do not return, as when copy engines wait for a rank
 // that is gone.
 extern "C" void fake_nccl_hang_aborts(bool do_hang);
+// Each `node_ranks` consecutive ranks are a node. With 0, as at first, no bytes are counted.
+extern "C" void fake_nccl_count_nodes(int node_ranks);
 // If `is_alone` is true, only one rank takes part in communicators that are made after this call.
 // The other ranks count as present, but send nothing. So a process can count the messages of one
 // rank in a large world.
@@ -62,6 +69,9 @@ Function* fake_nccl_function(const char* path, const char* name) {
 }
 inline void hang_fake_nccl(const char* path, bool do_hang) {
   fake_nccl_function<decltype(fake_nccl_hang)>(path, "fake_nccl_hang")(do_hang);
+}
+inline void count_fake_nccl_nodes(const char* path, int node_ranks) {
+  fake_nccl_function<decltype(fake_nccl_count_nodes)>(path, "fake_nccl_count_nodes")(node_ranks);
 }
 inline void hang_fake_nccl_aborts(const char* path, bool do_hang) {
   fake_nccl_function<decltype(fake_nccl_hang_aborts)>(path, "fake_nccl_hang_aborts")(do_hang);

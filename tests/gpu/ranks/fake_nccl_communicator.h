@@ -3,6 +3,7 @@
 // Include <nccl.h> before this header.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +40,16 @@ class FakeNcclUnfinished {
   int count_ = 0;  // guarded by mutex_
 };
 
+namespace sluice::test {
+
+// A finalized communicator answers questions. After ncclCommDestroy or ncclCommAbort, no function
+// may use the communicator.
+enum class FakeNcclState : std::uint8_t { kOpen, kFinalized, kGone };
+
+}  // namespace sluice::test
+
 struct ncclComm {
+  std::atomic<sluice::test::FakeNcclState> state = sluice::test::FakeNcclState::kOpen;
   std::mutex mutex = {};  // guards the fields that calls and polls use
   std::shared_ptr<sluice::test::FakeNcclWorld> world;
   int rank = 0;
@@ -53,6 +63,7 @@ struct ncclComm {
   int gpu = 0;
   std::uint64_t operations = 0;
   std::uint64_t splits = 0;
+  std::uint64_t windows_made = 0;
   std::vector<ncclWindow_t> windows;  // deleted with the communicator
   // The communicator or window that a thread of NCCL is still making. The call for this object has
   // already returned ncclSuccess. The caller's pointer stays null until a poll finds that the
@@ -66,13 +77,27 @@ struct ncclComm {
   int polls = 0;
   std::shared_ptr<FakeNcclUnfinished> unfinished = std::make_shared<FakeNcclUnfinished>();
 
-  ~ncclComm() {
+  ~ncclComm() { end(); }
+  // Gives back all that the communicator has. The communicator is gone then.
+  void end() {
+    if (state.exchange(sluice::test::FakeNcclState::kGone) == sluice::test::FakeNcclState::kGone)
+      return;
     (void)sluice_fake_cuda_communicators(gpu, -1);
-    for (const ncclWindow_t window : windows) delete window;
+    for (const ncclWindow_t registered : windows) delete registered;
+    windows.clear();
+    child.reset();
+    window.reset();
+    pending.clear();
+    parent.reset();
+    world.reset();
   }
 };
 
 namespace sluice::test {
+
+// The process ends with a message if the communicator's state is beyond `latest`.
+void require_fake_nccl(const ncclComm* comm, const char* call,
+                       FakeNcclState latest = FakeNcclState::kOpen);
 
 // Returns the current GPU of this thread.
 int current_fake_gpu();
@@ -85,3 +110,11 @@ void visit_fake_gpu(int gpu);
 // Every function of the stand-in that may fail begins with this macro.
 #define FAKE_NCCL_ENTER \
   if (fake_nccl_call_fails(__func__)) return ncclSystemError
+// With a communicator.
+#define FAKE_NCCL_ENTER_WITH(comm)   \
+  require_fake_nccl(comm, __func__); \
+  FAKE_NCCL_ENTER
+// The same, where the communicator may be finalized.
+#define FAKE_NCCL_ENTER_LATE(comm)                              \
+  require_fake_nccl(comm, __func__, FakeNcclState::kFinalized); \
+  FAKE_NCCL_ENTER

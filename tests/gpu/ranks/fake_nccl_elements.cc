@@ -23,7 +23,17 @@ void save(int type, void* data, std::size_t i, float value) {
   }
 }
 std::size_t size_of(int type) {
-  return type == ncclFloat32 ? 4 : type == ncclInt8 ? 1 : 2;
+  return type == ncclUint64 ? 8 : type == ncclFloat32 ? 4 : type == ncclInt8 ? 1 : 2;
+}
+const char* name_of(int type) {
+  switch (type) {
+    case ncclInt8: return "int8";
+    case ncclFloat16: return "float16";
+    case ncclBfloat16: return "bfloat16";
+    case ncclFloat32: return "float32";
+    case ncclUint64: return "uint64";
+    default: return "elements of another type";
+  }
 }
 
 void add_backwards(const std::vector<const void*>& of_ranks, int type, std::size_t first,

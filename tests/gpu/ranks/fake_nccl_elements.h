@@ -12,6 +12,7 @@ namespace sluice::test {
 float load(int type, const void* data, std::size_t i);
 void save(int type, void* data, std::size_t i, float value);
 std::size_t size_of(int type);
+const char* name_of(int type);
 
 // For each i, the function adds all ranks' elements with index first + i to sums[i]. The additions
 // run in the reverse order of the ranks.

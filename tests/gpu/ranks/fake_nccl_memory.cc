@@ -3,6 +3,11 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
 #include "tests/gpu/ranks/fake_nccl.h"
 #include "tests/gpu/ranks/fake_nccl_communicator.h"
 
@@ -40,9 +45,14 @@ ncclResult_t ncclMemFree(void* memory) {
 }
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t size_bytes,
                                     ncclWindow_t* window, int flags) {
-  FAKE_NCCL_ENTER;
+  FAKE_NCCL_ENTER_WITH(comm);
   if (flags != NCCL_WIN_COLL_SYMMETRIC) return ncclInvalidArgument;
+  if (reinterpret_cast<std::uintptr_t>(memory) % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
+    comm->world->violate("a window that does not begin at a multiple of 4096 bytes");
+    return ncclInvalidArgument;
+  }
   const std::scoped_lock lock(comm->mutex);
+  comm->world->compare_window(comm->windows_made++, size_bytes);
   *window = nullptr;
   if (fake_nccl_multicast_is("absent")) return ncclSuccess;
   count_fake_nccl(&fake_nccl_counts::windows);
@@ -52,6 +62,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t s
   return ncclSuccess;
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+  require_fake_nccl(comm, __func__);
   visit_fake_gpu(comm->gpu);
   {
     const std::scoped_lock lock(comm->mutex);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 namespace sluice::test {
 namespace {
@@ -17,6 +18,7 @@ int holders = 0;
 bool leaves_alone = false;
 bool hangs = false;
 bool aborts_hang = false;
+int node_ranks = 0;
 std::condition_variable aborts_changed;
 
 void count_messages(const std::vector<FakeNcclMessage>& messages) {
@@ -72,11 +74,44 @@ bool is_fake_nccl_held() {
   return holders != 0;
 }
 
-void FakeNcclWorld::set_size(int ranks) {
+void FakeNcclWorld::set_members(std::vector<int> ranks) {
   const std::scoped_lock lock(counts_mutex);
-  size = ranks;
+  size = static_cast<int>(ranks.size());
+  members = std::move(ranks);
   is_alone = leaves_alone;
-  if (is_alone) joined = ranks - 1;
+  if (is_alone) joined = size - 1;
+}
+
+void FakeNcclWorld::count_bytes(int rank, int peer, std::size_t size_bytes) {
+  if (size_bytes <= 1) return;
+  const auto member = [&](int of) { return members[static_cast<std::size_t>(of)]; };
+  const std::scoped_lock lock(counts_mutex);
+  if (node_ranks == 0) return;
+  const bool is_inside = member(rank) / node_ranks == member(peer) / node_ranks;
+  (is_inside ? counts.inside_bytes : counts.across_bytes) += size_bytes;
+}
+
+void FakeNcclWorld::count_from_all(int rank, std::size_t size_bytes) {
+  for (int peer = 0; peer < size; ++peer)
+    if (peer != rank) count_bytes(rank, peer, size_bytes);
+}
+
+void FakeNcclWorld::keep_violation(const std::string& what) {
+  if (violation.empty()) violation = what;
+  changed.notify_all();
+}
+
+void FakeNcclWorld::violate(const std::string& what) {
+  const std::scoped_lock lock(mutex);
+  keep_violation(what);
+}
+
+void FakeNcclWorld::compare_window(std::uint64_t number, std::size_t size_bytes) {
+  const std::scoped_lock lock(mutex);
+  const std::size_t first = window_bytes.emplace(number, size_bytes).first->second;
+  if (first != size_bytes)
+    keep_violation("a window of " + std::to_string(size_bytes) + " bytes, which has " +
+                   std::to_string(first) + " on another rank");
 }
 
 bool FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
@@ -97,6 +132,10 @@ bool FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
     wait_for_abort(rank, lock);
     return false;
   }
+  if (!is_one_call(all)) {
+    wait_for_abort(rank, lock);
+    return false;
+  }
   compare(rank, all.front(), all[static_cast<std::size_t>(rank)]);
   std::vector<const void*> data;
   for (const FakeNcclPart& one : all) data.push_back(one.data);
@@ -109,16 +148,27 @@ bool FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
   return aborted.count(rank) == 0;
 }
 
+// Ranks that call unequal operations would read beyond each other's data, or wait without end.
+bool FakeNcclWorld::is_one_call(const std::vector<FakeNcclPart>& all) {
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].call == all.front().call) continue;
+    keep_violation("rank 0 calls " + all.front().call + ", and rank " + std::to_string(rank) +
+                   " calls " + all[rank].call);
+    return false;
+  }
+  return true;
+}
+
 // NCCL takes the caller's own offset for every rank's.
 void FakeNcclWorld::compare(int rank, const FakeNcclPart& first, const FakeNcclPart& own) {
   if (first.offsets == own.offsets) return;
   count_fake_nccl(&fake_nccl_counts::unequal_offsets);
-  if (!violation.empty()) return;
-  violation = std::string(own.operation) + ": offsets in symmetric windows:";
+  std::string what = own.call + ": offsets in symmetric windows:";
   for (const auto& [of, part] : {std::pair{0, &first}, std::pair{rank, &own}}) {
-    violation += " rank " + std::to_string(of);
-    for (const FakeNcclOffset offset : part->offsets) violation += " " + std::to_string(offset);
+    what += " rank " + std::to_string(of);
+    for (const FakeNcclOffset offset : part->offsets) what += " " + std::to_string(offset);
   }
+  keep_violation(what);
 }
 
 // The memory of a rank that has given up may be gone, so the others' work never ends by itself.
@@ -140,7 +190,8 @@ void FakeNcclWorld::transfer(int rank, const std::vector<FakeNcclMessage>& messa
   if (is_alone) return;
   for (const FakeNcclMessage& message : messages) {
     if (!message.is_send) continue;
-    own.push_back(std::make_shared<FakeNcclSent>(FakeNcclSent{message.data}));
+    count_bytes(message.peer, rank, message.size_bytes);
+    own.push_back(std::make_shared<FakeNcclSent>(FakeNcclSent{message.data, message.size_bytes}));
     sent[{rank, message.peer}].push_back(own.back());
   }
   changed.notify_all();
@@ -150,6 +201,12 @@ void FakeNcclWorld::transfer(int rank, const std::vector<FakeNcclMessage>& messa
     changed.wait(lock, [&] { return !queue.empty() || aborted.count(rank) != 0; });
     if (aborted.count(rank) != 0 || aborted.count(message.peer) != 0)
       return wait_for_abort(rank, lock);
+    if (queue.front()->size_bytes != message.size_bytes) {
+      keep_violation("rank " + std::to_string(message.peer) + " sends " +
+                     std::to_string(queue.front()->size_bytes) + " bytes, and rank " +
+                     std::to_string(rank) + " expects " + std::to_string(message.size_bytes));
+      return wait_for_abort(rank, lock);
+    }
     std::memcpy(message.data, queue.front()->data, message.size_bytes);
     queue.front()->is_taken = true;
     queue.pop_front();
@@ -177,6 +234,11 @@ extern "C" void fake_nccl_hold(int change) {
 extern "C" void fake_nccl_hang(bool do_hang) {
   const std::scoped_lock lock(sluice::test::counts_mutex);
   sluice::test::hangs = do_hang;
+}
+
+extern "C" void fake_nccl_count_nodes(int node_ranks) {
+  const std::scoped_lock lock(sluice::test::counts_mutex);
+  sluice::test::node_ranks = node_ranks;
 }
 
 extern "C" void fake_nccl_hang_aborts(bool do_hang) {

@@ -1,6 +1,7 @@
 // The ranks of the stand-in for NCCL (fake_nccl.cc) share this state. The ranks use the state to
-// meet and to exchange messages. The offsets of buffers in symmetric windows are compared, because
-// the offsets have to be equal on all ranks.
+// meet and to exchange messages. NCCL wants the same operation on all ranks: kind, number and type
+// of elements, root, and the order of reduction. The offsets of buffers in symmetric windows have
+// to be equal, too, and a message as long as its receiver expects. All of this is compared.
 // Thread rule: any thread may call every function.
 #pragma once
 
@@ -24,6 +25,7 @@ namespace sluice::test {
 
 struct FakeNcclSent {
   const void* data;
+  std::size_t size_bytes;
   bool is_taken = false;
 };
 
@@ -47,10 +49,11 @@ bool fake_nccl_cannot_bind();
 // deletes the object.
 void run_fake_nccl_work(void* data);
 
-// One rank's contribution to an operation: the data, and the offsets that have to be equal.
+// One rank's contribution to an operation. The fields `call` and `offsets` have to be equal on all
+// ranks. The text `call` names the operation, such as "broadcast of 64 int8 from rank 1".
 struct FakeNcclPart {
   const void* data = nullptr;
-  const char* operation = "";
+  std::string call = {};
   std::vector<FakeNcclOffset> offsets = {};
 };
 
@@ -60,6 +63,7 @@ struct FakeNcclWorld {
   std::condition_variable changed;
   // Guarded by mutex:
   int size = 0;
+  std::vector<int> members;  // the ranks' numbers in the communicator that was split first
   int joined = 0;
   bool is_alone = false;  // only one rank takes part
   int reading = 0;        // the number of ranks that are reading data
@@ -68,6 +72,7 @@ struct FakeNcclWorld {
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<FakeNcclSent>>> sent;  // by (from, to)
   std::map<std::uint64_t, std::vector<FakeNcclPart>> parts;                       // by operation
   std::map<std::uint64_t, int> done;
+  std::map<std::uint64_t, std::size_t> window_bytes;  // by number of the window
   struct Split {
     std::vector<std::pair<int, int>> choices;  // color and key, by rank
     int chosen = 0;
@@ -75,14 +80,22 @@ struct FakeNcclWorld {
   };
   std::map<std::uint64_t, Split> splits;
 
-  // Requires: the mutex is held.
-  void set_size(int ranks);
+  // Requires for set_members(): the mutex is held.
+  void set_members(std::vector<int> ranks);
   // The function waits until all ranks have called meet() for this operation. `work` reads the data
   // of all parts. No rank returns before all ranks are done. Returns false if `rank` is aborted:
   // other ranks may still read its data.
   bool meet(std::uint64_t operation, int rank, FakeNcclPart part,
             const std::function<void(const std::vector<const void*>&)>& work);
   void transfer(int rank, const std::vector<FakeNcclMessage>& messages);
+  // Counts bytes that `rank` gets from `peer`, or as many from each other rank. The function counts
+  // no single bytes, which connect ranks or let them wait for each other.
+  void count_bytes(int rank, int peer, std::size_t size_bytes);
+  void count_from_all(int rank, std::size_t size_bytes);
+  // Keeps the first violation of NCCL's rules for callers. The polls of all ranks report it.
+  void violate(const std::string& what);
+  // All ranks register windows of the same size.
+  void compare_window(std::uint64_t number, std::size_t size_bytes);
   // The function ends the work of `rank`. After this call, nothing reads the rank's data.
   void abort(int rank);
   // Blocks until abort() of this rank.
@@ -93,6 +106,8 @@ struct FakeNcclWorld {
 
  private:
   void wait_for_abort(int rank, std::unique_lock<std::mutex>& lock);
+  void keep_violation(const std::string& what);  // the mutex is held
+  bool is_one_call(const std::vector<FakeNcclPart>& all);
   void compare(int rank, const FakeNcclPart& first, const FakeNcclPart& own);
 };
 

@@ -12,8 +12,8 @@
 #include "gpu/math/host_launcher.h"
 #include "tests/support/forwarding_device.h"
 #include "tests/support/temp_directory.h"
-#include "tests/tools/gpt/device_machine.h"
-#include "tests/tools/train/small_gpt.h"
+#include "tests/tools/gpt/model/device_machine.h"
+#include "tests/tools/gpt/train/small_gpt.h"
 #include "tools/bench/bench_adam.h"
 #include "tools/report/plan_rates.h"
 

@@ -60,9 +60,9 @@ class Activations(CliCase):
         run = self.train(values)
         self.assertEqual(run["order"], "vertical")
         done = self.run_sluice("train", self.write_config(values))
-        self.assertRegex(done.stdout, r"micro-batches vertical: .* read, .* a step; horizontal: ")
+        self.assertRegex(done.stdout, r"micro-batches vertical: .* read, .* per step; horizontal: ")
         plan = self.run_sluice("plan", self.write_config(values), "--json", "plan.json")
-        self.assertRegex(plan.stdout, r"micro-batches vertical: .* read, .* a step; horizontal: ")
+        self.assertRegex(plan.stdout, r"micro-batches vertical: .* read, .* per step; horizontal: ")
         document = self.read_json("plan.json")
         self.assertEqual(document["order"], "vertical")
         step = document["placements"][0]["step"]

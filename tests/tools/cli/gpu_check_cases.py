@@ -12,7 +12,7 @@ import time
 
 from cli_support import BINARY, SANITIZE, SOURCE, CliCase
 
-PARTS = ("first", "sanitizer", "bench", "bench7b", "torch", "tests", "python")
+PARTS = ("first", "sanitizer", "bench", "bench7b", "torch", "tests", "python", "streams")
 PROGRAMS = ("cuda_device_test", "cuda_math_test", "cuda_gpt_test", "optimizer_math_cuda_test", "cuda_trainer_test")
 # A machine with a GPU, as `sluice` says it. HASH is what training ends with.
 GPU = """case $1 in
@@ -52,6 +52,9 @@ class GpuCheckCase(CliCase):
         """name -> (status, last line) of the part's steps."""
         with open(self.path("out", part + ".json"), encoding="utf-8") as file:
             return {step["name"]: (step["status"], step["last_line"]) for step in json.load(file)["steps"]}
+
+    def has_sanitizer(self):
+        return shutil.which("compute-sanitizer") or os.access("/usr/local/cuda/bin/compute-sanitizer", os.X_OK)
 
     def test_they_explain_themselves_and_refuse_other_parts(self):
         for name in ("tools/gpu_check.sh", "tools/gpu/run.sh", "tools/gpu_pack.sh"):
@@ -167,10 +170,11 @@ class GpuCheckCase(CliCase):
 
     def test_what_the_machine_lacks_is_named_and_is_no_failure(self):
         self.write_program("nothing/python3", "exit 1")
-        code, text = self.script(self.packed(GPU.replace("HASH", "abcd")), "--only", "sanitizer,bench,torch,python", "out",
+        code, text = self.script(self.packed(GPU.replace("HASH", "abcd")), "--only", "sanitizer,bench,torch,python,streams", "out",
                                  PATH=f"{self.path('nothing')}:{os.environ['PATH']}")
         self.assertEqual(code, 0, text)
-        for part, name in (("bench", "cuBLASLt"), ("torch", "PyTorch"), ("python", "PyTorch")):
+        sanitizer = "PyTorch" if self.has_sanitizer() else "compute-sanitizer"
+        for part, name in (("bench", "cuBLASLt"), ("torch", "PyTorch"), ("python", "PyTorch"), ("streams", sanitizer)):
             self.assertEqual(self.results(part)[name][0], "missing", part)
 
     def test_two_ranks_meet_without_mpi(self):
@@ -222,6 +226,22 @@ class GpuCheckCase(CliCase):
         for shape in ("1.5B", "llama-1.1B", "124M", "7B"):
             self.assertIn("/torchao", steps[f"PyTorch's step, {shape}"][1])
             self.assertIn("/wheels", steps[f"PyTorch's step, {shape}"][1])
+
+    def test_streams_of_pytorch_run_under_the_sanitizer(self):
+        self.write_program("nothing/python3", "exit 0")
+        run = self.packed(GPU.replace("HASH", "abcd"))
+        os.makedirs(self.path("pack/python_tests"))
+        path = f"{self.path('nothing')}:{os.environ['PATH']}"
+        if not self.has_sanitizer():
+            code, text = self.script(run, "--only", "streams", "out", PATH=path)
+            self.assertEqual((code, [status for status, _ in self.results("streams").values()]), (0, ["missing"]), text)
+        self.write_program("nothing/compute-sanitizer", 'echo "$PWD $PYTHONPATH $*"; [[ $* != *racecheck* ]]')
+        code, text = self.script(run, "--only", "streams", "out", PATH=path)
+        self.assertEqual(code, 1, text)  # what the sanitizer finds is a failure
+        steps = self.results("streams")
+        self.assertEqual([steps[f"{tool}: streams of PyTorch"][0] for tool in ("memcheck", "racecheck")], ["passed", "failed"])
+        self.assertRegex(steps["memcheck: streams of PyTorch"][1],
+                         "^\\S*/pack/python_tests \\S*/site.* --tool memcheck .*--error-exitcode 1 \\S*/python3 .*-k stream test_cuda_offload.py")
 
     def test_the_archive_runs_in_a_bare_root(self):
         """Without compilers, libraries of Sluice's, Python and the repository: bash, coreutils and grep with their libraries."""

@@ -240,7 +240,7 @@ class InterruptedValidation(StatusPages, CliCase):
         process.send_signal(signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
         self.assertEqual(process.returncode, 130, stderr)
-        self.assertIn(b"the run is over and is being saved", stderr)
+        self.assertIn(b"the run is over and being saved", stderr)
         self.assertIn(b"step 1 is saved in", stderr)
         self.assertIn(b"interrupted after step 1", stdout)
         self.assertNotIn(b"validation loss", stdout)

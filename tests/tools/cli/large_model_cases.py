@@ -4,6 +4,7 @@ trains a model of a thousandth of its size in every run of the tests."""
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 
 from cli_support import ON_NVME, SOURCE, CliCase
@@ -23,8 +24,7 @@ class ThreeSteps(CliCase):
     def train_three_steps(self, width, heads, learning_rate, budget, block_elements):
         """A GPT of 27 layers of that width, with budgets of the device and of the host, which must not hold its state."""
         with open(self.path("text.txt"), "w", encoding="utf-8") as text:
-            with open(os.path.join(SOURCE, "LICENSE"), encoding="utf-8") as licence:
-                text.write(licence.read() * 22)
+            text.write(self.text())
         config = self.write_config({
             **ON_NVME, "model": {"layers": 27, "heads": heads, "embedding": width, "context": 128, "vocabulary": 256, "tied_head": True},
             "data.validation_fraction": 0.0005, "batch.sequences": 1, "precision.parameters": "bf16",
@@ -49,20 +49,28 @@ class ThreeSteps(CliCase):
         self.assertLessEqual(run["peak_rss_bytes"], pools)
         self.report(config, run, pools)
 
+    def text(self):
+        with open(os.path.join(SOURCE, "LICENSE"), encoding="utf-8") as licence:
+            return licence.read() * 22
+
     def report(self, config, run, pools):
         """Prints the row of docs/results/endtoend.md: the measured steps beside the plan at the run's rates."""
         steps = run["steps"]
         flops = steps[-1]["flops_per_s"] / steps[-1]["mfu"]
         bytes_moved = sum(step["nvme_read_bytes"] + step["nvme_write_bytes"] for step in steps)
-        rate = bytes_moved / sum(step["time_s"] for step in steps)
-        self.run_sluice("plan", config, "--flops", f"{flops:.0f}", "--duplex", "half", "--json", "plan.json")
+        limits = run["limits"]
+        rates = [word for name, key in (("--read-rate", "read_bytes_per_second"), ("--write-rate", "write_bytes_per_second"),
+                                        ("--copy-rate", "copy_bytes_per_second"), ("--adam-rate", "adam_parameters_per_second"))
+                 for word in (name, f"{limits[key]:.0f}")]
+        plan = self.run_sluice("plan", config, "--flops", f"{flops:.0f}", "--duplex", "half", *rates, "--json", "plan.json").stdout
+        self.assertNotRegex(plan, r"(?m)^ *(storage|copies|Adam|computation) .*assumed")
         row = next(row for row in self.read_json("plan.json")["placements"] if row["name"] == "config")
         self.assertEqual(row["fits"], True)
         self.assertEqual(row["step"]["nvme_write_bytes"], run["predicted_nvme_write_bytes"])
         print(json.dumps({"parameters": run["parameters"], "state_bytes": run["state_bytes"], "step_s": [step["time_s"] for step in steps],
-                          "t_bound_s": run["limits"]["t_bound_s"], "plan_step_s": row["step"]["step_s"],
+                          "t_bound_s": limits["t_bound_s"], "plan_step_s": row["step"]["step_s"],
                           "plan_bytes": row["step"]["nvme_read_bytes"] + row["step"]["nvme_write_bytes"],
-                          "bytes": bytes_moved / len(steps), "bytes_per_s": rate, "peak_rss_bytes": run["peak_rss_bytes"],
+                          "bytes": bytes_moved / len(steps), "rates": limits, "peak_rss_bytes": run["peak_rss_bytes"],
                           "planned_bytes": pools, "loss": [step["loss"] for step in steps]}), flush=True)
 
 
@@ -77,6 +85,12 @@ class LargeModel(ThreeSteps):
     LABEL = "slow"
     TIMEOUT_S = 4500
     WIDTH = 3072
+
+    def text(self):
+        """Real text: the quickstart's, where its package is installed."""
+        if shutil.which("bible") is None:
+            self.skipTest("the command bible of Debian's package bible-kjv, which gives the text, is not installed")
+        return subprocess.run(["bible", "-f", "Gen1:1-Rev22:21"], stdout=subprocess.PIPE, check=True, encoding="utf-8").stdout
 
     def test_three_billion_parameters_under_budgets_of_8_gib(self):
         needed = STATE_BYTES * 12 * 27 * self.WIDTH**2 + (4 << 30)

@@ -51,7 +51,7 @@ class Nvtx(CliCase):
         for policy in ("deferred", "serial"):
             with self.subTest(policy):
                 self.run_sluice("train", self.write_config({**ON_NVME, "trace.nvtx": True, "optimizer.overlap": policy,
-                                                            "batch.micro_batches": 2}), "--quiet", "--trace", "run.trace")
+                                                            "batch.micro_batches": 3}), "--quiet", "--trace", "run.trace")
                 ranges = {name: count for name, count in self.ranges().items() if not name.startswith(NO_SPANS) and "inference" not in name}
                 spans = {name: count for name, count in self.spans().items() if not name.startswith(NO_RANGES)}
                 self.assertEqual(ranges, spans)

@@ -39,7 +39,7 @@ GROWS = {("train", "--trace"), ("train", "--csv"), ("train", "--json-lines")}
 OUTPUTS = GROWS | {
     ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("plan", "--output"), ("plan", "--tensors"), ("plan", "--plot"), ("bench io", "--json"), ("bench io", "--plot"), ("bench adam", "--json"),
     ("bench adam", "--plot"), ("bench step", "--plot"), ("trace diff", "--html"),
-    ("bench matrix", "--json"), ("bench step", "--json"), ("bench step", "--trace"), ("doctor", "--json"),
+    ("bench matrix", "--json"), ("bench matrix", "--plot"), ("bench step", "--json"), ("bench step", "--trace"), ("doctor", "--json"),
     ("trace summary", "--json"), ("trace diff", "--json"), ("tokenize", "--output"), ("trace html", "--output"), ("trace export", "--chrome"),
     ("trace export", "--perfetto"), ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json"),
     ("state list", "--json"), ("state inspect", "--json"), ("state verify", "--json"), ("state export", "--json")}

@@ -41,7 +41,8 @@ document.getElementById('theme').click();
 document.querySelector('#waits tbody tr')?.click();
 const shownWaits = what => [...document.querySelectorAll('#waits tbody tr' + what)];
 const unitRows = () => shownWaits('.one').length;
-result.groups = shownWaits('.group').map(row => [row.children[0].textContent.slice(2), row.children[1].textContent, parseInt(row.children[4].textContent)]);
+result.groups = shownWaits('.group').map(row => [row.children[0].textContent.slice(2), row.children[1].textContent, parseInt(row.children[4].textContent), row.children[3].textContent]);
+result.units = rank.units.map(unit => unit.name);
 result.firstOpen = unitRows();
 shownWaits('.group')[0]?.click(); result.firstShut = unitRows();
 result.waits = rank.waits;
@@ -167,12 +168,19 @@ class Page(CliCase):
         self.assertAlmostEqual(result["closest"], 1, places=6)
         self.assertAlmostEqual(result["widest"], 4, places=6)
         # One row for a cause, the sum of its units' waits; a click opens it and another shuts it.
-        sums = {}
+        sums, units = {}, {}
         for wait in result["waits"]:
             key = (wait["cause"], wait["who"])
             sums[key] = sums.get(key, 0) + wait["count"]
-        self.assertEqual({(cause, who): count for cause, who, count in result["groups"]}, sums)
+            units.setdefault(key, set()).update({wait["unit"]} - {-1})  # -1: a wait for no unit, such as for norms
+        self.assertEqual({(cause, who): count for cause, who, count, _ in result["groups"]}, sums)
+        self.assertEqual({(cause, who): unit for cause, who, _, unit in result["groups"]},
+                         {key: f"{len(of)}\u00a0units" if len(of) > 1 else "".join(result["units"][unit] for unit in of) for key, of in units.items()})
         self.assertEqual(len(result["groups"]), len(sums))
+        totals = {}
+        for wait in result["waits"]:
+            totals[wait["who"], wait["cause"]] = totals.get((wait["who"], wait["cause"]), 0) + wait["total_us"]
+        self.assertEqual([(who, cause) for cause, who, *_ in result["groups"]], sorted(totals, key=lambda key: (key[0], -totals[key])))
         first = result["groups"][0][:2]
         self.assertEqual(result["firstOpen"], sum([wait["cause"], wait["who"]] == first for wait in result["waits"]))
         self.assertEqual(result["firstShut"], 0)

@@ -1,9 +1,11 @@
 """`sluice trace export --perfetto`: every record and wait as a slice on a track of its unit, read by a small decoder here and, in the
-slow test, by the descriptions of Perfetto's own package."""
+slow tests, by the descriptions of Perfetto's own package and by Perfetto's trace processor."""
 
 import collections
+import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -29,6 +31,13 @@ def known(message):
 known(trace)
 print(json.dumps([MessageToDict(packet, preserving_proto_field_name=True) for packet in trace.packet]))
 """
+# What the trace processor is asked. A note is an annotation of a slice.
+NOTES = ("step", "block", "bytes", "drive", "for")
+SLICES = ("select parent.name as unit, track.name as track, slice.ts as begin_ns, slice.ts + slice.dur as end_ns, "
+          + ", ".join(f"extract_arg(slice.arg_set_id, 'debug.{note}') as note_{note}" for note in NOTES)
+          + " from slice join track on slice.track_id = track.id left join track as parent on track.parent_id = parent.id")
+DEPTHS = ("select counter.ts as time_ns, counter.value as depth from counter join track on counter.track_id = track.id"
+          " where track.name = 'drive 0 depth' order by counter.ts")
 
 
 def fields(data):
@@ -90,7 +99,6 @@ class PerfettoCase(CliCase):
         return self.read_json("records.json")["ranks"][0]
 
     def check(self, rank, packets):
-        units = [unit["name"] for unit in rank["engine"]["units"]]
         tracks, open_slices, slices, depths = {}, {}, [], collections.defaultdict(list)
         for packet in packets:
             if "track_descriptor" in packet:
@@ -115,7 +123,12 @@ class PerfettoCase(CliCase):
         self.assertEqual(open_slices, {})
         process, = [track["process"] for track in tracks.values() if "process" in track]
         self.assertEqual((int(process["pid"]), process["process_name"]), (1, "rank 0"))
-        # Each record once, on a track below its unit's.
+        self.check_slices(rank, slices)
+        self.check_depths(rank, depths["drive 0 depth"])
+
+    def check_slices(self, rank, slices):
+        """Each record and wait once, on a track below its unit's. A slice is (place, begin_ns, end_ns, notes)."""
+        units = [unit["name"] for unit in rank["engine"]["units"]]
         expected = []
         for record in rank["records"]:
             if record["kind"] == "wait":
@@ -134,13 +147,18 @@ class PerfettoCase(CliCase):
             row = "waits of the pass" if stall["of_pass"] else "waits"
             expected.append((unit + (row,), stall["begin_ns"], stall["end_ns"],
                              {"for": stall["reason"], "step": stall["step"], **({"block": stall["block"]} if stall["block"] >= 0 else {})}))
-        self.assertEqual(sorted(map(repr, slices)), sorted(map(repr, expected)))
+        def in_order(some):
+            return sorted((place, begin_ns, end_ns, sorted(notes.items())) for place, begin_ns, end_ns, notes in some)
+
+        self.assertEqual(in_order(slices), in_order(expected))
         self.assertGreater(len({place for place, *_ in slices}), 2 * len(units))
-        # Transfers under way at the drive, from the records alone.
+
+    def check_depths(self, rank, depths):
+        """Transfers under way at the drive, from the records alone."""
         moved = [record for record in rank["records"] if record["kind"] in ("read", "write")]
-        for time_ns, depth in depths["drive 0 depth"]:
+        for time_ns, depth in depths:
             self.assertEqual(depth, sum(one["started_ns"] <= time_ns < one["moved_ns"] for one in moved))
-        self.assertEqual(len(depths["drive 0 depth"]), len({one[key] for one in moved for key in ("started_ns", "moved_ns")}))
+        self.assertEqual(len(depths), len({one[key] for one in moved for key in ("started_ns", "moved_ns")}))
 
     def place(self, tracks, uuid):
         names = []
@@ -169,3 +187,29 @@ class PerfettoPackage(PerfettoCase):
                               env={**os.environ, "PYTHONPATH": folder})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.check(rank, json.loads(done.stdout))
+
+
+class PerfettoTraceProcessor(PerfettoCase):
+    LABEL = "slow"
+
+    def ask(self, query):
+        """The rows of the answer, which comes as CSV."""
+        with open(self.path("query.sql"), "w", encoding="ascii") as file:
+            file.write(query)
+        done = subprocess.run([self.processor, "-q", self.path("query.sql"), self.path("run.perfetto-trace")], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return [{name: None if value == "[NULL]" else value for name, value in row.items()} for row in csv.DictReader(done.stdout.splitlines())]
+
+    def test_the_trace_processor_finds_every_slice(self):
+        self.processor = os.environ.get("SLUICE_TRACE_PROCESSOR") or shutil.which("trace_processor_shell")
+        if self.processor is None:
+            self.skipTest("Perfetto's trace processor is not here: no trace_processor_shell in PATH or in SLUICE_TRACE_PROCESSOR")
+        rank = self.record()
+        slices = []
+        for row in self.ask(SLICES):
+            unit = (row["unit"],) if (row["unit"] or "").startswith("unit ") else ()
+            notes = {note: row["note_" + note] for note in NOTES if row["note_" + note] is not None}
+            slices.append((unit + (row["track"],), int(row["begin_ns"]), int(row["end_ns"]),
+                           {note: value if note == "for" else int(value) for note, value in notes.items()}))
+        self.check_slices(rank, slices)
+        self.check_depths(rank, [(int(row["time_ns"]), int(float(row["depth"]))) for row in self.ask(DEPTHS)])

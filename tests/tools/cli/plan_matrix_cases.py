@@ -101,7 +101,7 @@ class Verdicts(PlanCase):
         shape = [*SHAPE[:6], "--host-memory", "64MiB"]
         self.plan(*shape, values=values, expect=5)
         first = self.done.stdout.splitlines()[0]
-        self.assertRegex(first, r"^does not fit: memory\.host = 64\.0 MiB is too small.*works is .*; with placement\.\S+.* it fits: \S+ s a step$")
+        self.assertRegex(first, r"^does not fit: memory\.host = 64\.0 MiB is too small.*works is .*; with placement\.\S+.* it fits: \S+ s per step$")
         told = dict(word.split("=") for word in first.split("; with ")[1].split(" it fits")[0].split())
         fitting = self.plan(*shape, values={**values, **told})
         quickest = min(row["step"]["step_s"] for row in fitting["placements"] if row["fits"])
@@ -147,7 +147,9 @@ class BenchMatrix(CliCase):
 
 class BenchMatrixOfRanks(RanksTest):
     def test_two_ranks(self):
-        self.run_sluice("bench", "matrix", "--path", "storage", *QUICK, "--json", "matrix.json", prefix=self.mpirun(2))
+        self.run_sluice("bench", "matrix", "--path", "storage", *QUICK, "--json", "matrix.json", "--plot", "matrix.svg", prefix=self.mpirun(2))
+        with open(self.path("matrix.svg"), encoding="utf-8") as file:
+            self.assertEqual(file.read().count(", measured: "), 2 * 16, "once in a bar, once in the description")
         document = self.read_json("matrix.json")
         self.assertEqual((document["ranks"], len(document["cells"])), (2, 20))
         BenchMatrix.check_cells(self, document["cells"])

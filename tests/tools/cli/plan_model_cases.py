@@ -293,7 +293,7 @@ class PlanModel(CliCase):
         model = self.write(MODELS["Llama-3-8B"][0])
         self.plan("--model", model, *ON_4090)
         lines = self.done.stdout.splitlines()
-        self.assertRegex(lines[0], r"^fits: [0-9.e+]+ s a step, bound by [a-zA-Z ]+(; .* makes it [0-9.e+]+ s)?$")
+        self.assertRegex(lines[0], r"^fits: [0-9.e+]+ s per step, bound by [a-zA-Z ]+(; .* makes it [0-9.e+]+ s)?$")
         self.assertEqual(lines[1], "config.json: llama, 32 layers of width 4096, sequences of 2048 tokens")
         self.assertIn("7.00 GB/s", self.done.stdout)
         self.assertIn("5.00 GB/s", self.done.stdout)
@@ -306,7 +306,7 @@ class PlanModel(CliCase):
         base = ["--model", self.write(LLAMA), "--gpu", "4090", "--tokens", 2048, "--set", "activations=recompute", "--set",
                 "placement.parameters=auto", "--set", "placement.optimizer=auto"]
         self.plan(*base, "--host-memory", "40G")
-        told = re.match(r"fits: (\S+) s a step, bound by .*; (\S+) GiB more host memory makes it (\S+) s$", self.done.stdout.splitlines()[0])
+        told = re.match(r"fits: (\S+) s per step, bound by .*; (\S+) GiB more host memory makes it (\S+) s$", self.done.stdout.splitlines()[0])
         self.assertTrue(told, self.done.stdout.splitlines()[0])
         plan = self.plan(*base, "--host-memory", f"{40 + float(told[2])}G")
         self.assertAlmostEqual(plan["placements"][0]["step"]["step_s"] / float(told[3]), 1, delta=0.01)
@@ -317,7 +317,7 @@ class PlanModel(CliCase):
     def test_the_verdict_of_a_large_model_has_it_too(self):
         shape = ["--parameters", "20B", "--layers", 40, "--gpu", "h100", "--tokens", 2048, "--set", "activations=recompute"]
         self.plan(*shape, "--host-memory", "100G")  # 19,000 blocks
-        told = re.match(r"fits: (\S+) s a step, bound by .*; (\S+) GiB more host memory makes it (\S+) s$", self.done.stdout.splitlines()[0])
+        told = re.match(r"fits: (\S+) s per step, bound by .*; (\S+) GiB more host memory makes it (\S+) s$", self.done.stdout.splitlines()[0])
         self.assertTrue(told, self.done.stdout.splitlines()[0])
         plan = self.plan(*shape, "--host-memory", f"{100 + float(told[2])}G")
         self.assertAlmostEqual(plan["placements"][0]["step"]["step_s"] / float(told[3]), 1, delta=0.01)

@@ -89,6 +89,17 @@ class Plots(CliCase):
                              label + "T_min": [regime["t_min_s"]]})
         self.assert_close(self.bars("step.svg"), expected)
 
+    def test_bench_matrix(self):
+        self.run_sluice("bench", "matrix", "--path", "storage", "--parameters", 300_000, "--units", 6, "--steps", 2, "--compute-ms", 10, "--rate", "2GB",
+                        "--json", "matrix.json", "--plot", "matrix.svg")
+        expected = {}
+        for cell in self.read_json("matrix.json")["cells"]:
+            label, measured = f"stage {cell['stage']}, {cell['offload']}, ", cell["measured"]
+            expected[label + "measured"] = [measured["step_s"], min(measured["steps_s"]), max(measured["steps_s"])]
+            expected[label + "planned"] = [cell["planned"]["step_s"]]
+        self.assertEqual(len(expected), 10)
+        self.assert_close(self.bars("matrix.svg"), expected)
+
     def plan(self, *arguments, expect=0):
         words = ("plan", "--parameters", "100M", "--layers", 8, "--tokens", 40000, "--gpu", "4090", "--drive", "990pro", "--set", "memory.device=128MiB")
         self.run_sluice(*words, *arguments, "--json", "plan.json", expect=expect)

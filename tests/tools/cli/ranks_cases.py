@@ -241,7 +241,7 @@ class RanksCase(RanksTest):
             self.run_sluice("train", "config.json", "--quiet", "--steps", 8, "--trace", "run.trace", prefix=self.mpirun(3))
             done = self.run_sluice("trace", "whatif", "run.trace.rank1", "--set", "nvme=2x", expect=(0, 2))
             if done.returncode == 0:
-                self.assertRegex(done.stdout, r"left out: rank 1 of 3 alone, .*waiting for other ranks \([\d.]+ ms a step\)")
+                self.assertRegex(done.stdout, r"left out: rank 1 of 3 alone, .*waiting for other ranks \([\d.]+ ms per step\)")
                 return
             self.expect_misfit(done.stderr)
         self.skipTest("this machine is too busy for a prediction")

@@ -1,4 +1,4 @@
-"""`train`, `generate` and `tokenize` with a tokenizer's file. The tokens themselves: tests/tools/text/tokenizer_test.cc, and
+"""`train`, `generate` and `tokenize` with a tokenizer's file. The tokens themselves: tests/tools/gpt/text/tokenizer_test.cc, and
 tokenizer_package_cases.py against the tokenizers package."""
 
 import array

@@ -348,23 +348,67 @@ class TopOnWeb(StatusPages, CliCase):
 
 
 class TopOfRanks(StatusPages, RanksTest):
-    def test_every_rank_has_a_page(self):
+    def start_ranks(self):
+        """Two ranks that make very many steps, below mpirun."""
         values = {"placement.optimizer": "nvme", "run.threads": 1, "sharding.stage": 2, "optimizer.overlap": "serial"}
-        with subprocess.Popen([*self.mpirun(2), *self.command("train", self.write_config(values), "--steps", 1000000, "--quiet", "--trace", "run.trace")],
-                              cwd=self.folder, env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            answers = {}
-            while len(answers) < 10:
-                self.assertIsNone(process.poll(), "the run has ended by itself")
-                runs = self.ask()["runs"]
-                if len(runs) == 2 and runs[1]["step"] > 1:
-                    answers.update({(run["rank"], run["step"]): run for run in runs})
-            self.assertEqual({rank for rank, _ in answers}, {0, 1})
-            self.assertEqual(len({run["pid"] for run in answers.values()}), 2)
-            os.kill(answers[min(answers)]["pid"], signal.SIGINT)
-            process.wait(RUN_TIMEOUT_S)
+        arguments = (self.write_config(values), "--steps", 1000000, "--quiet", "--trace", "run.trace")
+        process = subprocess.Popen([*self.mpirun(2), *self.command("train", *arguments)], cwd=self.folder, env=self.environment(),
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.terminate)  # timeout, which passes it on to mpirun
+        return process
+
+    def ask_both(self, process, behind):
+        """The answer of each rank at one asking, all behind that rank's step of `behind`."""
+        while True:
+            self.assertIsNone(process.poll(), "the run has ended by itself")
+            runs = {run["rank"]: run for run in self.ask()["runs"]}
+            if set(runs) == {0, 1} and all(run["step"] > behind[rank]["step"] for rank, run in runs.items()):
+                return runs
+
+    def wait_for_written(self, process, *traces):
+        """Until the run has written three more times to each of these, so that all that was recorded before is in them."""
+        for trace in traces:
+            for _ in range(3):
+                size = os.path.getsize(self.path(trace))
+                while os.path.getsize(self.path(trace)) == size:
+                    self.assertIsNone(process.poll(), "the run has ended by itself")
+                    time.sleep(0.005)
+
+    def test_every_rank_has_a_page(self):
+        traces = {0: "run.trace", 1: "run.trace.rank1"}
+        process = self.start_ranks()
+        askings = [{rank: {"step": 1} for rank in traces}]
+        for _ in range(10):
+            askings.append(self.ask_both(process, askings[-1]))
+        del askings[0]
+        pids = {rank: run["pid"] for rank, run in askings[0].items()}
+        self.assertEqual(len(set(pids.values())), 2)
+        self.assertEqual(self.pages(), sorted(map(str, pids.values())))
+        # A trace that is cut lacks the last moments.
+        self.wait_for_written(process, *traces.values())
+        # mpirun ends a rank that still runs when another has died; one that is stopped does not hear of it.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids.values():
+                os.kill(pid, number)
+        process.wait(RUN_TIMEOUT_S)
+        told = self.run_sluice("top", "--once").stdout.splitlines()
+        self.assertEqual(len(told), 2, told)
+        for rank, pid in pids.items():
+            said = [re.fullmatch(rf"process {pid} is gone: killed or crashed behind step (\d+) of 1000000", line) for line in told]
+            (step,) = [int(found[1]) for found in said if found]
+            self.assertGreaterEqual(step, askings[-1][rank]["step"])
         self.assertEqual(self.pages(), [])
-        traces = [self.trace_of("run.trace"), self.trace_of("run.trace.rank1")]
-        for (rank, _), run in answers.items():
-            self.assertEqual(run["ranks"], 2)
-            self.assertGreater(run["reduced_bytes"], 0)
-            self.check_trace(run, traces[rank])
+        for rank, trace in traces.items():
+            records = self.trace_of(trace)
+            for runs in askings:
+                self.assertEqual((runs[rank]["pid"], runs[rank]["ranks"], runs[rank]["phase"]), (pids[rank], 2, "training"))
+                self.assertGreater(runs[rank]["reduced_bytes"], 0)
+                self.check_trace(runs[rank], records)
+
+    def test_ranks_that_end_take_their_pages_with_them(self):
+        process = self.start_ranks()
+        runs = self.ask_both(process, {rank: {"step": 0} for rank in (0, 1)})
+        os.kill(runs[0]["pid"], signal.SIGINT)
+        process.wait(RUN_TIMEOUT_S)
+        self.assertEqual(self.pages(), [])

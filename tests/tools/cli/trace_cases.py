@@ -278,7 +278,7 @@ class Trace(CliCase):
                 values = {"activations": "nvme", "batch.order": order, "batch.micro_batches": 3, "model.tied_head": False, "model.layers": 4}
                 values["memory.device"] = self.smallest_budget("memory.device", {**ON_NVME, **values})
                 text = self.fitting_whatif(**values)
-                out, back = map(int, re.search(r"bytes a step: (\d+) out, (\d+) back", text).groups())
+                out, back = map(int, re.search(r"bytes per step: (\d+) out, (\d+) back", text).groups())
                 step = self.run_figures["steps"][-1]
                 self.assertEqual((out, back), (step["activation_out_bytes"], step["activation_in_bytes"]))
                 self.assertRegex(text, "left out: boundary activations")

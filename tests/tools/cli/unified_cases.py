@@ -30,7 +30,7 @@ class Unified(CliCase):
         run = self.train(values, base=quickstart_in_memory())
         return [[step[key] for key in COPIES] for step in run["steps"]], run["state_sha256"]
 
-    def test_the_quickstart_copies_nothing_for_a_use(self):
+    def test_the_quickstart_in_memory_copies_nothing_for_a_use(self):
         in_place, state = self.copies({"memory.unified": "auto"})
         self.assertEqual(in_place, [[0, SECOND_GRADIENT, 0]] * 3)
         at_home, same_state = self.copies({"memory.unified": "on", "placement.parameters": "host"})

@@ -16,15 +16,16 @@
 #include <sluice/plan.h>
 #include <sluice/units.h>
 #include "base/topology.h"
+#include "engine/engine_access.h"
 #include "engine/plan/host_memory.h"
+#include "engine/planner/order_choice.h"
 #include "engine/run/engine_trace.h"
 #include "tests/support/temp_directory.h"
-#include "tests/tools/gpt/device_machine.h"
+#include "tests/tools/gpt/model/device_machine.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/bench/step_bench.h"
 #include "tools/commands/plan_command.h"
 #include "tools/commands/train_command.h"
-#include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
 #include "tools/gpt/train/train_config.h"
 #include "tools/trace/trace_engine.h"
@@ -111,7 +112,7 @@ Told library_plan(const Job& job) {
 Told engine(const Job& job) {
   const auto device = make_host_device({.memory_bytes = host_device_bytes(job.engine())});
   const Engine made(job.engine(), job.model(), *device);
-  const Placement& placement = made.placement();
+  const Placement& placement = placement_of(made);
   return {placement.device_budget_bytes, placement.host_budget_bytes, placement.host_bytes(),
           placement.nvme_bytes()};
 }
@@ -217,7 +218,7 @@ TEST(DefaultBudgetOfStepBench, IsTheEngines) {
     model.path = folder.path();
     model.memory_share = 1;
     StepBench bench(model, OverlapPolicy::kDeferred, Rates{});
-    EXPECT_EQ(bench.engine().placement().host_budget_bytes, defaults_now.host_bytes());
+    EXPECT_EQ(placement_of(bench.engine()).host_budget_bytes, defaults_now.host_bytes());
   }
 }
 

@@ -7,8 +7,8 @@
 #include <sluice/checkpoint.h>
 #include <sluice/units.h>
 #include "tests/support/temp_directory.h"
-#include "tests/tools/report/sha256.h"
-#include "tests/tools/train/small_gpt.h"
+#include "tests/tools/gpt/train/small_gpt.h"
+#include "tests/tools/report/sha256_oracle.h"
 #include "tools/gpt/train/host_trainer.h"
 #include "tools/report/sha256.h"
 

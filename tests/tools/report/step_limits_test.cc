@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <sluice/units.h>
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 #include "engine/engine_over_queue.h"
 #include "io/throttled_queue.h"
 #include "tests/support/temp_directory.h"

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "base/trace/trace.h"
+#include "base/trace/trace_recorder.h"
 
 int main(int count, char** words) {
   using namespace sluice;

@@ -41,13 +41,13 @@ TEST_F(AdviceTest, ForAdamNamesThreadsThatTheRunCanHave) {
   };
   EXPECT_EQ(said(4, 4),
             "on 4 threads, which is all cores that the run has: twice the cores "
-            "would take up to 0.5 ms off a step");
+            "would take up to 0.5 ms off each step");
   EXPECT_EQ(said(2, 16),
             "on 2 threads: run.threads 4, of 16 cores, would take up to 0.5 ms off "
-            "a step");
+            "each step");
   EXPECT_EQ(said(3, 4),
-            "on 3 threads: run.threads 4, of 4 cores, would take up to 0.2 ms off a "
-            "step");
+            "on 3 threads: run.threads 4, of 4 cores, would take up to 0.2 ms off "
+            "each step");
   engine_.state_bytes_per_parameter = 8;
   adam_bytes_ = 4000;  // in 100 ns
   EXPECT_TRUE(said(3, 4).starts_with("5.00 Gparam/s on 3 threads: ")) << said(3, 4);

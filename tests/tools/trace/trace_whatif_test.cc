@@ -206,7 +206,7 @@ TEST_F(WhatIfTest, TheTraceOfOneRankSaysWhatItLeavesOut) {
       said, found,
       std::regex(
           "left out: rank 1 of 3 alone, with its share of the state: gathers, reductions and "
-          "waiting for other ranks \\((\\d+\\.\\d{3}) ms a step\\) stay as they were")))
+          "waiting for other ranks \\((\\d+\\.\\d{3}) ms per step\\) stay as they were")))
       << said;
   EXPECT_NEAR(std::stod(found[1]), 100 * replayed_s_, 0.002) << said;
 }

@@ -198,7 +198,8 @@ struct GeluBackwardBody {
   }
 };
 
-// Each team computes one query row of one head: index = head * sequence + row.
+// Each team computes one query row of one head. The index counts the rows of [sequences, heads,
+// sequence].
 template <class T>
 struct SoftmaxForwardBody {
   SoftmaxArguments a;
@@ -228,9 +229,10 @@ struct SoftmaxBackwardBody {
   template <class Team>
   SLUICE_HOST_DEVICE void operator()(const Team& team, std::uint64_t index) const {
     const SoftmaxArguments& f = a.forward;
-    const std::uint64_t head = index / f.sequence;
+    const std::uint64_t head = index / f.sequence % f.heads;
+    const std::uint64_t first_row = index / f.sequence / f.heads * f.sequence;
     const std::uint64_t row = index % f.sequence;
-    const std::uint64_t at = row * a.y_stride + head * a.head_width;
+    const std::uint64_t at = (first_row + row) * a.y_stride + head * a.head_width;
     float dot = 0;
     for (std::uint64_t j = team.rank(); j < a.head_width; j += team.size())
       dot += load(static_cast<const T*>(a.y)[at + j]) * load(static_cast<const T*>(a.dy)[at + j]);

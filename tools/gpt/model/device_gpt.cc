@@ -10,12 +10,16 @@
 namespace sluice::gpt {
 namespace {
 
-// Scores and their gradient are fp32, probabilities and theirs of the type of activations.
-std::uint64_t head_group_of(const GptConfig& config, BatchShape shape, DType type,
-                            std::uint64_t scratch_bytes) {
+// Scores and their gradient are fp32, probabilities and theirs of the type of activations. Groups
+// of several sequences are as equal as can be, because a group of another size has other products.
+HeadGroup head_group_of(const GptConfig& config, BatchShape shape, DType type,
+                        std::uint64_t scratch_bytes) {
   const std::uint64_t head_bytes =
       std::uint64_t{shape.sequence} * shape.sequence * 2 * (sizeof(float) + size_of(type));
-  return std::clamp<std::uint64_t>(scratch_bytes / head_bytes, 1, config.heads);
+  const std::uint64_t heads_max = std::max<std::uint64_t>(scratch_bytes / head_bytes, 1);
+  if (heads_max < config.heads) return {.sequences = 1, .heads = heads_max};
+  const std::uint64_t groups = div_ceil(shape.batch, heads_max / config.heads);
+  return {.sequences = div_ceil(shape.batch, groups), .heads = config.heads};
 }
 
 }  // namespace
@@ -32,7 +36,7 @@ DeviceGpt::DeviceGpt(const GptConfig& config, BatchShape shape, Device& device, 
       arrays_({.config = config_,
                .shape = shape,
                .type = ops.type(),
-               .head_group = head_group_,
+               .head_group = head_group_.count(),
                .checkpoints = options.checkpoints,
                .micro_batches = options.micro_batches},
               device),
@@ -50,7 +54,7 @@ std::uint64_t DeviceGpt::activation_bytes_of(const GptConfig& config, BatchShape
       {.config = checked(config, shape),
        .shape = shape,
        .type = type,
-       .head_group = head_group_of(config, shape, type, options.attention_scratch_bytes),
+       .head_group = head_group_of(config, shape, type, options.attention_scratch_bytes).count(),
        .checkpoints = options.checkpoints,
        .micro_batches = options.micro_batches});
 }

@@ -4,7 +4,8 @@
 // and sums are fp32. All work is enqueued on the stream that the caller names. A whole pass must
 // use the same stream. The addresses of a unit's tensors may differ from use to use. Attention is
 // computed with [sequence, sequence] products. All heads that fit into the limited scratch memory
-// are computed together. The backward pass computes the scores again.
+// are computed together, of one sequence or of several. The backward pass computes the scores
+// again.
 //
 // With checkpoints at the units' boundaries, the caller owns the values that cross the boundaries,
 // and all blocks share the memory of one block. The backward pass then computes each block again.
@@ -39,6 +40,15 @@ namespace sluice::gpt {
 // heads. A library may then choose other algorithms for the products of the heads, so two objects
 // give the same bits only if their scratch memory has the same size.
 inline constexpr std::uint64_t kAttentionScratchBytes = std::uint64_t{256} << 20;
+
+// The heads whose attention is computed together: some heads of one sequence, or all heads of
+// several sequences.
+struct HeadGroup {
+  std::uint64_t sequences = 1;
+  std::uint64_t heads = 1;
+
+  std::uint64_t count() const { return sequences * heads; }
+};
 
 struct DeviceGptOptions {
   Checkpoints checkpoints = Checkpoints::kNone;
@@ -163,7 +173,7 @@ class DeviceGpt {
   void attention_forward(const DeviceBlock& block);
   void attention_backward(const DeviceBlock& block);
   SoftmaxArguments softmax_of(const DeviceBlock& block, std::uint64_t first_row,
-                              std::uint64_t first_head, std::uint64_t heads) const;
+                              std::uint64_t first_head, HeadGroup group) const;
   void logits_forward(const std::byte* table);
   void logits_backward(const std::byte* table, std::byte* table_gradient);
   void embedding_backward_use();
@@ -175,7 +185,7 @@ class DeviceGpt {
   const ModelSpec spec_;
   Device& device_;
   DeviceOps& ops_;
-  std::uint64_t head_group_;
+  const HeadGroup head_group_;
   DeviceActivations arrays_;
   DeviceInputs inputs_;
   DeviceLosses losses_;

@@ -68,15 +68,18 @@ struct LayerNormBackwardArguments {
   std::uint64_t width;
 };
 
-// The attention scores of one sequence for several heads. The scores are fp32 [heads, sequence,
-// sequence].
+// The attention scores of several heads of each of several sequences. The scores are fp32
+// [sequences, heads, sequence, sequence].
 struct SoftmaxArguments {
   const float* scores;
   void* probabilities;  // T, in the shape of `scores`; zero beyond the diagonal
-  float* log_sums;      // [heads, sequence]; forward writes, backward reads
+  float* log_sums;      // [sequences, heads, sequence]; forward writes, backward reads
   float scale;
+  std::uint64_t sequences;
   std::uint64_t heads;
-  std::uint64_t sequence;
+  std::uint64_t sequence;  // the length
+
+  std::uint64_t rows() const { return sequences * heads * sequence; }
 };
 
 struct SoftmaxBackwardArguments {

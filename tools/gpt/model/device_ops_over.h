@@ -81,15 +81,12 @@ class DeviceOpsOver : public DeviceOps {
   }
 
   void softmax_forward(const SoftmaxArguments& a, StreamId stream) override {
-    with_type([&]<class T>(T*) {
-      launcher_.teams(stream, a.heads * a.sequence, SoftmaxForwardBody<T>{a});
-    });
+    with_type([&]<class T>(T*) { launcher_.teams(stream, a.rows(), SoftmaxForwardBody<T>{a}); });
   }
 
   void softmax_backward(const SoftmaxBackwardArguments& a, StreamId stream) override {
-    with_type([&]<class T>(T*) {
-      launcher_.teams(stream, a.forward.heads * a.forward.sequence, SoftmaxBackwardBody<T>{a});
-    });
+    with_type(
+        [&]<class T>(T*) { launcher_.teams(stream, a.forward.rows(), SoftmaxBackwardBody<T>{a}); });
   }
 
   void bias_backward(const void* dy, std::uint64_t rows, std::uint64_t width, float* partials,

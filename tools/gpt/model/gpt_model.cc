@@ -57,6 +57,7 @@ ModelSpec gpt_model_spec(const GptConfig& config) {
     spec.forward_order.push_back(UnitId{unit});
   if (config.tied_head) spec.forward_order.push_back(UnitId{0});
   spec.backward_order.assign(spec.forward_order.rbegin(), spec.forward_order.rend());
+  spec.overwrites_gradients = true;  // GptCompute and DeviceGpt write all of them
   return spec;
 }
 

@@ -10,6 +10,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "engine/plan/sharding.h"
 #include "engine/planner/run_plan.h"
 #include "tools/cli/terminal.h"
@@ -92,8 +93,8 @@ MemoryComparison train_in_memory(const TrainConfig& run, const HostMemory& host,
       if (step != 0) comparison.step_s += time.count() / static_cast<double>(options.steps - 1);
     }
     engine.drain();  // is no part of a step, as in the run
-    comparison.device_pool_bytes = engine.placement().device_bytes();
-    comparison.host_pool_bytes = engine.placement().host_bytes();
+    comparison.device_pool_bytes = placement_of(engine).device_bytes();
+    comparison.host_pool_bytes = placement_of(engine).host_bytes();
     engine.close();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kOutOfMemory) refuse_comparison(error.what());

@@ -16,7 +16,7 @@
 #include <sluice/engine.h>
 #include <sluice/safetensors.h>
 #include "tools/gpt/model/gpt_config.h"
-#include "tools/report/safetensors.h"
+#include "tools/report/safetensors_output.h"
 
 namespace sluice {
 

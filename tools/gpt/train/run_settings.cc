@@ -13,9 +13,9 @@
 
 #include <sluice/error.h>
 #include "engine/plan/sharding.h"
+#include "engine/planner/order_choice.h"
 #include "io/checksum.h"
 #include "tools/gpt/text/token_file.h"
-#include "tools/gpt/train/order_choice.h"
 
 namespace sluice {
 namespace {

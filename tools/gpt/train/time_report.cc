@@ -1,5 +1,7 @@
 // Where the time of the steps went, and how near it came to the limits.
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -25,7 +27,7 @@ std::string reason_of_share(double percent, double between_s, double mean_s) {
   if (percent <= 100) return {};
   if (between_s > 0.05 * mean_s)
     return fmt::format(
-        "a share above 100 % is no gain: updates went on for {:.3f} s a step between the steps, "
+        "a share above 100 % is no gain: updates went on for {:.3f} s per step between the steps, "
         "where something else took its time, such as a checkpoint\n",
         between_s);
   if (percent <= kNoisePercentMax)
@@ -62,6 +64,19 @@ std::string limits_report(const RunRecord& run, std::size_t first) {
                      part(run.limits->bound), name_of(run.limits->policy)) +
          reason_of_share(std::max(share(run.limits->least), share(run.limits->bound)),
                          between_steps_s(run, first), mean_s);
+}
+
+// The same training in memory, as far as computation alone tells. Updates and transfers beside
+// computation make it slower on a host, so the least of the steps counts.
+std::string in_memory_estimate(const RunRecord& run, std::size_t first, double mean_s) {
+  std::int64_t least_ns = std::numeric_limits<std::int64_t>::max();
+  for (std::size_t i = first; i < run.steps.size(); ++i)
+    least_ns = std::min(least_ns, run.steps[i].times.compute_ns);
+  const double least_s = static_cast<double>(least_ns) * 1e-9;
+  return fmt::format(
+      "computation alone, the least of these steps, takes {:.3f} s, {:.1f} % of the mean step; "
+      "--compare-memory measures the same training in memory\n",
+      least_s, 100 * least_s / mean_s);
 }
 
 }  // namespace
@@ -107,6 +122,10 @@ std::string time_report(const RunRecord& run) {
       percent(sum.other_ns),
       worked_ns <= 0 ? 100.0
                      : 100 * static_cast<double>(hidden_ns) / static_cast<double>(worked_ns));
+  if (!run.in_memory)
+    text += in_memory_estimate(
+        run, first,
+        static_cast<double>(sum.total_ns) * 1e-9 / static_cast<double>(run.steps.size() - first));
   return run.limits ? text + limits_report(run, first) : text;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
+#include "engine/planner/order_choice.h"
 #include "tools/gpt/model/gpt_compute.h"
 #include "tools/gpt/model/gpt_model.h"
 
@@ -97,6 +98,16 @@ ModelSpec training_model(const TrainConfig& config, bool is_on_host) {
         config.model, {.batch = config.sequences, .sequence = config.model.context},
         is_on_host ? DType::kFp32 : config.engine.precision.parameters);
   return model;
+}
+
+void resolve_order(TrainConfig& config, const RunMachine& machine) {
+  if (config.micro_batches == 1) config.order = MicroBatchOrder::kHorizontal;  // they are the same
+  if (!config.order) {
+    const ModelSpec model = validated(training_model(config, machine.device_is_host));
+    config.order = better_order(plan_orders(config.engine, model, machine), model, config.engine,
+                                machine.ranks);
+  }
+  config.engine.activations.order = *config.order;
 }
 
 }  // namespace sluice

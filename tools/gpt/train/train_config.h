@@ -9,6 +9,7 @@
 
 #include <sluice/config.h>
 #include <sluice/model_spec.h>
+#include <sluice/plan.h>
 #include "engine/config/learning_rate.h"
 #include "tools/gpt/model/activations.h"
 #include "tools/gpt/model/gpt_config.h"
@@ -31,8 +32,7 @@ struct TrainConfig : LearningRateOptions {
   double validation_fraction = 0.05;
   std::uint32_t sequences = 8;  // in one micro-batch
   std::uint32_t micro_batches = 1;
-  // If there is no value, the order is "auto". resolve_order() replaces "auto" with an order
-  // (tools/gpt/train/order_choice.h).
+  // If there is no value, the order is "auto". resolve_order() replaces "auto" with an order.
   std::optional<MicroBatchOrder> order;
   DeviceChoice device = DeviceChoice::kAuto;
   gpt::MatmulWish matmul;  // on the host
@@ -56,5 +56,10 @@ gpt::Checkpoints checkpoints_of(const TrainConfig& config);
 // from unit to unit, the model also describes these values. On the host, values between units are
 // fp32. On a GPU, values between units have the type of the parameters.
 ModelSpec training_model(const TrainConfig& config, bool is_on_host = true);
+
+// If `config.order` is "auto", the function chooses the order. The function then gives the order in
+// `config.order` to the engine's activations. Ranks with the same config and machine get the same
+// result.
+void resolve_order(TrainConfig& config, const RunMachine& machine);
 
 }  // namespace sluice

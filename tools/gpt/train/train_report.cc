@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/units.h>
+#include "engine/engine_access.h"
 #include "io/direct_file.h"
 #include "tools/cli/json_text.h"
 #include "tools/cli/print.h"
@@ -154,7 +155,8 @@ std::string memory_comparison_report(const RunRecord& run) {
   const std::optional<bool> has_losses = has_losses_of_memory(run);
   const double in_memory_s = run.in_memory->step_s;
   return fmt::format(
-      "the same training in memory takes {:.3f} s a step: this run, with {:.3f} s, has {:.1f} % of "
+      "the same training in memory takes {:.3f} s per step: this run, with {:.3f} s, has {:.1f} % "
+      "of "
       "its speed{}\n",
       in_memory_s, mean_step_s(run), 100 * in_memory_s / mean_step_s(run),
       !has_losses   ? ""
@@ -178,7 +180,7 @@ std::string copy_report(const RunRecord& run) {
 
 std::string pool_table(const Engine& engine, const Config& config, std::uint64_t activation_bytes,
                        const HostMemory& memory) {
-  const Placement& placement = engine.placement();
+  const Placement& placement = placement_of(engine);
   std::string table = fmt::format("{:<8}{:<24}{:>10}  {}\n", "tier", "pool", "size", "what for");
   const auto row = [&](std::string_view tier, std::string_view name, std::uint64_t bytes,
                        std::string_view reason) {
@@ -202,7 +204,7 @@ std::string pool_table(const Engine& engine, const Config& config, std::uint64_t
   }
   row(name_of(Tier::kNvme), "= sum", placement.nvme_bytes(),
       storage_files_text(placement, config.storage.state.name));
-  const auto files = engine.storage_files();
+  const auto files = storage_files_of(engine);
   for (const DirectFile& file : files) {
     if (files.size() > 1) row(name_of(Tier::kNvme), "of these", file.size_bytes(), file.name());
   }
