@@ -30,7 +30,7 @@ struct WindowShape {
   std::uint32_t leases = 1;
 };
 
-// Returns the plan of a step that has followed `plan` up to `progress`, and uses `unit` next. Where
+// The step has followed `plan` up to `progress`, and uses `unit` next. Returns its new plan. Where
 // the units that come later have no place, the plan ends behind the next uses, or behind the next
 // one. Those that come later are then unexpected, too.
 // Fails with kOutOfMemory if `unit` has no place beside the leased units, without those of

@@ -62,8 +62,8 @@ struct WindowProgress {
 };
 
 // `unit_bytes[u]` is the size of unit u in the window. The size is 0 for a unit whose home is the
-// device. When use k is acquired, the previous concurrent_leases - 1 uses are still held, so their
-// units stay. A window works if it is not smaller than least_window_bytes().
+// device. With n concurrent leases, the n - 1 previous uses are still held when a use is acquired,
+// so their units stay. A window works if it is not smaller than least_window_bytes().
 // Fails with kOutOfMemory if the window is too small for the units that are leased at the same
 // time. The message names a number of bytes that would suffice.
 WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,

@@ -81,7 +81,7 @@ def _in_words_of_torch(message: str) -> str:
         return "the optimizer is closed, and its engine is gone; make a new one"
     if message.endswith(": the optimizer is null"):
         return "the optimizer is closed; make a new one"
-    if message.endswith("a step or an inference is still active"):
+    if "a step or an inference is still active" in message:
         return (f"this works only between steps, and a step is under way, {_HOW_TO_END_A_STEP}")
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)

@@ -208,8 +208,8 @@ TEST_P(CollectivesContract, BroadcastsInARowKeepTheirData) {
   });
 }
 
-// The call all_reduce() returns while its stream is held back. Later work on the stream waits for
-// the operation.
+// A call of all_reduce() does not wait for its stream. Later work on the stream waits for the
+// operation.
 TEST_P(CollectivesContract, OperationsRunInTheOrderOfTheirStream) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");

@@ -23,8 +23,8 @@ inline constexpr const char* kProducts = "matrix products";
 // versions had. If that value is unknown, the result is empty, and the setting is not compared.
 std::optional<std::string> value_before(const std::map<std::string, std::string>& saved,
                                         const std::string& key);
-// Returns whether the setting belongs to the number of ranks and how they share the work. A run may
-// be resumed on other ranks, and only a note says so.
+// Returns true if the setting says how many ranks there are, or how the ranks share the work. A run
+// may be resumed on other ranks, and only a note says so.
 bool follows_ranks(const std::string& key);
 // Returns an application text for a state that has no such text. With this text, a run with
 // `config` can continue from the state.
