@@ -233,6 +233,16 @@ class Page(CliCase):
             self.assertEqual(result["faults"], [])
             self.assertEqual((result["wider"], result["width"]), (False, width))
 
+    def test_a_wide_table_scrolls_by_itself(self):
+        self.run_sluice("train", self.write_config(ON_NVME), "--quiet", "--steps", 3, "--trace", "run.trace")
+        self.run_sluice("trace", "html", "run.trace", "-o", "page.html")
+        with open(self.path("page.html"), "r+", encoding="utf-8") as file:
+            page = file.read().replace("</head>", "<style>#waits td { min-width: 400px; }</style></head>", 1)
+            file.seek(0)
+            file.write(page)
+        for width in (420, 1024):
+            self.assertFalse(self.used("page.html", width)["wider"], width)
+
     def test_an_empty_page_fails_nothing(self):
         self.run_sluice("train", self.write_config(), "--quiet", "--steps", 1, "--trace", "run.trace")
         self.run_sluice("trace", "html", "run.trace", "-o", "page.html")
