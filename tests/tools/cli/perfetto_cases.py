@@ -31,7 +31,7 @@ def known(message):
 known(trace)
 print(json.dumps([MessageToDict(packet, preserving_proto_field_name=True) for packet in trace.packet]))
 """
-# What the trace processor is asked. A note is an annotation of a slice.
+# Questions to the trace processor. A note is an annotation of a slice.
 NOTES = ("step", "block", "bytes", "drive", "for")
 SLICES = ("select parent.name as unit, track.name as track, slice.ts as begin_ns, slice.ts + slice.dur as end_ns, "
           + ", ".join(f"extract_arg(slice.arg_set_id, 'debug.{note}') as note_{note}" for note in NOTES)
